@@ -15,9 +15,9 @@ _EXPECTED = "expected artifacts at file:///folder, s3://bucket/prefix, az://cont
 
 
 def open_store(url: str, *, endpoint_url: str | None = None, create_bucket: bool = False) -> ArtifactStore:
-    """The store behind `url`. Nothing is touched until the first call, unless `create_bucket` asks for the bucket.
+    """Returns the store at `url`. Accesses nothing until the first call; `create_bucket` creates the bucket now.
 
-    Raises: SettingsInvalid: not a URL of a store. ArtifactStoreUnavailable: the bucket could not be made.
+    Raises: SettingsInvalid: not a URL of a store. ArtifactStoreUnavailable: the bucket could not be created.
         DependencyMissing: the store needs the extra `stores`.
     """
     parts = urlsplit(url)
@@ -29,7 +29,7 @@ def open_store(url: str, *, endpoint_url: str | None = None, create_bucket: bool
         case "s3":
             return _bucket(url, parts.netloc, unquote(parts.path), endpoint_url, create_bucket)
         case "az" | "gs" if parts.netloc:
-            from app.artifacts.cloud import CloudStore  # an extra's package
+            from app.artifacts.cloud import CloudStore  # needs the package of an extra
 
             return CloudStore(parts.scheme, parts.netloc, unquote(parts.path))
         case _:
@@ -43,7 +43,7 @@ def _folder(url: str, path: str, host: str) -> FolderStore:
 
 
 def _bucket(url: str, bucket: str, prefix: str, endpoint_url: str | None, create: bool) -> ArtifactStore:
-    from app.artifacts.s3 import S3Store  # boto3 takes half a second to import; most commands need none of it
+    from app.artifacts.s3 import S3Store  # importing boto3 takes half a second; most commands do not need it
 
     if not bucket:
         raise SettingsInvalid(f"{_EXPECTED}; found {url!r} without a bucket")

@@ -7,23 +7,23 @@ from typing import Protocol
 
 from app.errors import SpecInvalid
 
-_LONGEST_BYTES = 1000  # S3 takes 1024, a prefix included
-_LONGEST_SEGMENT = 255  # of a file's name
+_LONGEST_BYTES = 1000  # S3 allows 1024, including the prefix
+_LONGEST_SEGMENT = 255  # limit of file names
 
 
 class ArtifactStore(Protocol):
-    """Bytes under relative paths, replaced when written again. Raises (every method): SpecInvalid: see `checked`."""
+    """Bytes under relative paths; a second write replaces. Raises (every method): SpecInvalid: see `checked`."""
 
     def put(self, key: str, content: bytes) -> str:
-        """Store `content`, durably; its URL (`file://`, `s3://`, …). Raises: ArtifactStoreUnavailable, DiskFull."""
+        """Stores `content` durably; returns its URL (`file://`, …). Raises: ArtifactStoreUnavailable, DiskFull."""
         ...
 
     def put_file(self, key: str, file: Path) -> str:
-        """As `put`, without having all of the file in memory. Raises: ArtifactStoreUnavailable, DiskFull."""
+        """Stores a file without loading all of it into memory. Raises: ArtifactStoreUnavailable, DiskFull."""
         ...
 
     def create(self, key: str, content: bytes) -> bool:
-        """As `put`, only where nothing is; False: something was. Raises: ArtifactStoreUnavailable, DiskFull."""
+        """Stores `content` if the key is new; False: the key exists. Raises: ArtifactStoreUnavailable, DiskFull."""
         ...
 
     def get(self, key: str) -> bytes:
@@ -35,20 +35,20 @@ class ArtifactStore(Protocol):
         ...
 
     def url(self, key: str) -> str:
-        """Where `key` is, or would be."""
+        """Returns the URL of `key`, which need not exist."""
         ...
 
     def link(self, key: str, expires_s: float) -> str | None:
-        """A URL that gives the object as a file for `expires_s`, unproven that it is there; None: none is made here."""
+        """Returns a download URL valid for `expires_s`; existence is not checked. None: this store makes no links."""
         ...
 
     def check(self) -> None:
-        """Write, read and delete a probe object. Raises: ArtifactStoreUnavailable with the reason and the fix."""
+        """Writes, reads and deletes a probe object. Raises: ArtifactStoreUnavailable with the reason and the fix."""
         ...
 
 
 def checked(key: str) -> str:
-    """`key` itself, when it stays below the store's root and means one object. Raises: SpecInvalid."""
+    """Returns `key` if it stays below the store's root and names one object. Raises: SpecInvalid."""
     segments = key.split("/")
     printable = key.isprintable() and "\\" not in key
     if not printable or any(segment in ("", ".", "..") for segment in segments):

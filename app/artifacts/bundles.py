@@ -1,6 +1,6 @@
 """Stores folders by the hash of their content: build contexts, hidden tests, gold solutions.
 
-The same files give the same bytes on every machine, so a folder is stored once, however many tasks name it.
+The same files give the same bytes on every machine, so a folder used by many tasks is stored once.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from app.errors import ArtifactMissing, SpecInvalid
 from app.models.spec import Bundle
 
 MAX_BYTES = 256 << 20
-_MAX_UNZIPPED_BYTES = MAX_BYTES + (1 << 20)  # the last member's header and the archive's own end come on top
+_MAX_UNZIPPED_BYTES = MAX_BYTES + (1 << 20)  # plus the last member's header and the end of the archive
 _IGNORED = {"__pycache__", ".git"}
 
 
 def pack(folder: Path) -> tuple[Bundle, bytes]:
-    """The folder as an uncompressed, normalised tar, and its address.
+    """Packs the folder into an uncompressed, normalised tar; returns its address and the tar.
 
-    Sorted; owner 0, time 0; of a file's mode only the x bit stays. A symbolic link is kept when its target lies in the
-    folder. `__pycache__` and `.git` are left out.
+    Sorted; owner 0, time 0; only the x bit of a file's mode is preserved. A symbolic link is included if its target is
+    in the folder. `__pycache__` and `.git` are left out.
 
-    Raises: SpecInvalid: no folder, too large, a link that leaves it, a device, a socket, a pipe, an unreadable file.
+    Raises: SpecInvalid: not a folder, too large, a link to outside, a device, a socket, a pipe, an unreadable file.
     """
     if not folder.is_dir():
         raise SpecInvalid(f"expected a folder at {folder}; found {'a file' if folder.exists() else 'nothing'}")
@@ -42,7 +42,7 @@ def pack(folder: Path) -> tuple[Bundle, bytes]:
 
 
 def store_bundle(store: ArtifactStore, folder: Path) -> Bundle:
-    """Put `folder` into `store` unless it is there already. Raises: SpecInvalid, ArtifactStoreUnavailable, DiskFull."""
+    """Stores `folder` unless it is already stored. Raises: SpecInvalid, ArtifactStoreUnavailable, DiskFull."""
     bundle, archive = pack(folder)
     if not store.exists(key := bundle_key(bundle)):
         store.create(key, gzip.compress(archive, compresslevel=6, mtime=0))
@@ -50,16 +50,16 @@ def store_bundle(store: ArtifactStore, folder: Path) -> Bundle:
 
 
 def fetch_bundle(store: ArtifactStore, bundle: Bundle) -> bytes:
-    """The tar, proven to be the one packed. Raises: ArtifactMissing: gone or damaged; ArtifactStoreUnavailable."""
+    """Returns the tar, verified by its digest. Raises: ArtifactMissing: absent or damaged; ArtifactStoreUnavailable."""
     key = bundle_key(bundle)
     archive = _unzipped(key, store.get(key))
-    if (found := hashlib.sha256(archive).hexdigest()) != bundle.sha256:
-        raise ArtifactMissing(f"{key}: expected content with that digest; found {found}; submit the dataset again")
+    if (digest := hashlib.sha256(archive).hexdigest()) != bundle.sha256:
+        raise ArtifactMissing(f"{key}: expected content with that digest; found {digest}; submit the dataset again")
     return archive
 
 
 def bundle_key(bundle: Bundle) -> str:
-    """Under which key a bundle is stored."""
+    """Returns the key of a bundle in the store."""
     return f"bundles/{bundle.sha256}.tar.gz"
 
 
@@ -91,12 +91,12 @@ def _archive(folder: Path) -> bytes:
 
 
 def _without_links(path: str, flags: int) -> int:
-    """Opens what was looked at a moment ago, and no link that was put there since."""
+    """Opens a path that was checked before; fails if it was replaced by a link since then."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Everything below, a folder before its content, in the order of names; links are not followed."""
+    """Yields all paths below, folders before their content, sorted by name; does not follow links."""
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if entry.name not in _IGNORED)
     for name in names:
@@ -106,14 +106,14 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _member(path: Path, folder: Path, room: Path) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(path.relative_to(folder).as_posix())  # owner, group and time are 0 in a new one
-    found = path.lstat()
-    if stat.S_ISREG(found.st_mode):
-        member.size = found.st_size
-        member.mode = 0o755 if found.st_mode & 0o100 else 0o644
-    elif stat.S_ISDIR(found.st_mode):
+    member = tarfile.TarInfo(path.relative_to(folder).as_posix())  # owner, group and time are 0 by default
+    status = path.lstat()
+    if stat.S_ISREG(status.st_mode):
+        member.size = status.st_size
+        member.mode = 0o755 if status.st_mode & 0o100 else 0o644
+    elif stat.S_ISDIR(status.st_mode):
         member.type, member.mode = tarfile.DIRTYPE, 0o755
-    elif stat.S_ISLNK(found.st_mode):
+    elif stat.S_ISLNK(status.st_mode):
         member.type, member.mode = tarfile.SYMTYPE, 0o777
         member.linkname = _inner_target(path, room)
     else:
@@ -124,7 +124,7 @@ def _member(path: Path, folder: Path, room: Path) -> tarfile.TarInfo:
 def _inner_target(link: Path, room: Path) -> str:
     target = os.readlink(link)
     try:
-        end = link.resolve()  # through every other link on the way: each may look harmless alone
+        end = link.resolve()  # follows all links on the path: each link alone may look harmless
     except RuntimeError as error:
         raise SpecInvalid(f"{link}: expected a link with an end; found one that leads back to itself") from error
     if os.path.isabs(target) or not end.is_relative_to(room):

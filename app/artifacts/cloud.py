@@ -1,4 +1,4 @@
-"""The artifact store in Azure Blob Storage or Google Cloud Storage, through obstore."""
+"""Implements the artifact store in Azure Blob Storage and Google Cloud Storage, through obstore."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ except ImportError as error:
 _CLIENT = {"connect_timeout": "3s", "read_timeout": "30s", "timeout": "1h", "allow_http": True}
 _TRIES = {"max_retries": 2, "retry_timeout": timedelta(seconds=30)}
 _AS_A_FILE = {"Content-Type": "application/octet-stream", "Content-Disposition": "attachment"}
-"""A browser that follows a link must run nothing of what an agent wrote."""
+"""A browser that opens a link must not execute content that an agent wrote."""
 _VARIABLES = {"az": "AZURE_STORAGE_ACCOUNT_NAME and the other AZURE_*", "gs": "GOOGLE_APPLICATION_CREDENTIALS"}
 
 
 class CloudStore:
-    """Objects under `prefix` in an existing container (`az`) or bucket (`gs`). Safe to share among threads."""
+    """Objects under `prefix` in an existing container (`az`) or bucket (`gs`). Thread-safe."""
 
     def __init__(self, scheme: str, bucket: str, prefix: str = "") -> None:
         """Opens nothing yet. Raises: ArtifactStoreUnavailable: the vendor's variables are malformed."""
@@ -75,10 +75,10 @@ class CloudStore:
     def link(self, key: str, expires_s: float) -> str | None:
         name = self._name(key)
         try:
-            found: str = obstore.sign(self._store, "GET", name, timedelta(seconds=expires_s))
-        except (BaseError, ValueError):  # a login without a key to sign with
+            url: str = obstore.sign(self._store, "GET", name, timedelta(seconds=expires_s))
+        except (BaseError, ValueError):  # these credentials have no key for signing
             return None
-        return found
+        return url
 
     def check(self) -> None:
         key = f".probe/{uuid.uuid4()}"
@@ -90,12 +90,12 @@ class CloudStore:
     def _put(self, key: str, content: bytes | Path, mode: Any) -> None:
         name = self._name(key)
         with self._named_errors(f"write {name}"):
-            # What is in memory goes in one piece, and nothing is left of it when that is broken off.
+            # Content in memory is sent in one request: an interrupted request leaves nothing behind.
             pieces = None if isinstance(content, Path) else False
             obstore.put(self._store, name, content, mode=mode, attributes=_AS_A_FILE, use_multipart=pieces)
 
     def _require_bucket(self) -> None:
-        """An object that is missing is answered just like a bucket that is."""
+        """Raises an error if the bucket is missing: the response for a missing object is the same."""
         try:
             with self._named_errors("find the bucket"):
                 next(iter(obstore.list(self._store, f"{self._prefix}/" if self._prefix else None, chunk_size=1)), None)

@@ -1,4 +1,4 @@
-"""The artifact store in a folder, for one host or a shared file system."""
+"""Implements the artifact store in a folder, for one host or a shared file system."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class FolderStore:
-    """Objects are files below `root`. A reader sees the old object or the new one, never half of one."""
+    """Stores objects as files below `root`. A reader sees the old or the new object, never a partial one."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
@@ -97,16 +97,16 @@ class FolderStore:
 def _write_durably(
     path: Path, write: Callable[[BinaryIO], object], place: Callable[[str, Path], None] = os.replace
 ) -> None:
-    """On disk under a passing name first, then in its place; that is on disk too when this returns."""
-    descriptor, passing = tempfile.mkstemp(prefix=".put-", dir=path.parent)
+    """Writes to disk under a temporary name, then moves the file; when this returns, the move is on disk too."""
+    descriptor, temporary = tempfile.mkstemp(prefix=".put-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as handle:
             write(handle)
             handle.flush()
             os.fsync(handle.fileno())
-        place(passing, path)
+        place(temporary, path)
     finally:
-        Path(passing).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

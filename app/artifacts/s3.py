@@ -1,4 +1,4 @@
-"""The artifact store in S3 or a server that speaks its protocol."""
+"""Implements the artifact store in S3 and servers with the S3 protocol."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _READ_TIMEOUT_S = 30.0
 _TRIES = 3
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _TAKEN = {"PreconditionFailed", "ConditionalRequestConflict"}
-_FALLBACK_REGION = "us-east-1"  # a request must be signed for some region; own servers ignore which
+_FALLBACK_REGION = "us-east-1"  # requests must be signed for a region; servers other than AWS ignore it
 
 
 class S3Store:
-    """Objects lie under `prefix` in `bucket`. Credentials come from boto3's own chain. Safe to share among threads."""
+    """Objects under `prefix` in `bucket`. Credentials come from boto3's default chain. Thread-safe."""
 
     def __init__(self, bucket: str, prefix: str = "", *, endpoint_url: str | None = None) -> None:
-        """Opens nothing yet. Raises: ArtifactStoreUnavailable: the endpoint's or boto3's own settings are malformed."""
+        """Opens no connection. Raises: ArtifactStoreUnavailable: the endpoint or boto3's settings are malformed."""
         self._bucket = bucket
         self._prefix = prefix.strip("/")
         self._where = f"s3://{bucket} at {endpoint_url or 'AWS'}"
@@ -60,8 +60,8 @@ class S3Store:
     def get(self, key: str) -> bytes:
         name = self._name(key)
         with self._named_errors(f"read {name}"):
-            answer = self._client.get_object(Bucket=self._bucket, Key=name)
-            content: bytes = answer["Body"].read()
+            response = self._client.get_object(Bucket=self._bucket, Key=name)
+            content: bytes = response["Body"].read()
         return content
 
     def exists(self, key: str) -> bool:
@@ -70,7 +70,7 @@ class S3Store:
             with self._named_errors(f"look for {name}"):
                 self._client.head_object(Bucket=self._bucket, Key=name)
         except ArtifactMissing:
-            # A bucket that is not there answers a HEAD just like an object that is not there.
+            # The response to HEAD is the same for a missing bucket and a missing object.
             self._require_bucket()
             return False
         return True
@@ -81,7 +81,7 @@ class S3Store:
     def link(self, key: str, expires_s: float) -> str | None:
         name = self._name(key)
         values = {"Bucket": self._bucket, "Key": name}
-        # A browser that follows it must run nothing of what an agent wrote.
+        # A browser that opens the link must not execute content that an agent wrote.
         values |= {"ResponseContentType": "application/octet-stream", "ResponseContentDisposition": "attachment"}
         with self._named_errors(f"sign a link to {name}"):
             return str(self._client.generate_presigned_url("get_object", Params=values, ExpiresIn=int(expires_s)))
@@ -94,14 +94,14 @@ class S3Store:
             self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
 
     def create_bucket(self) -> None:
-        """Make the bucket unless it is there already. Nothing else ever makes one. Raises: ArtifactStoreUnavailable."""
+        """Creates the bucket unless it exists. No other code creates buckets. Raises: ArtifactStoreUnavailable."""
         region = self._client.meta.region_name
         outside = {} if region == _FALLBACK_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
         with self._named_errors("make the bucket"):
             try:
                 self._client.create_bucket(Bucket=self._bucket, **outside)
             except (self._client.exceptions.BucketAlreadyOwnedByYou, self._client.exceptions.BucketAlreadyExists):
-                self._client.head_bucket(Bucket=self._bucket)  # it is there; may we use it?
+                self._client.head_bucket(Bucket=self._bucket)  # the bucket exists; check the access
 
     def _require_bucket(self) -> None:
         try:
@@ -142,7 +142,7 @@ def _client(endpoint_url: str | None) -> Any:
         read_timeout=_READ_TIMEOUT_S,
         retries={"mode": "standard", "total_max_attempts": _TRIES},
         max_pool_connections=32,
-        # Other servers know neither the newer checksums nor a host name for every bucket.
+        # Servers other than AWS may lack the newer checksums and a host name per bucket.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={"addressing_style": "path" if endpoint_url else "auto"},

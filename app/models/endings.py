@@ -1,6 +1,6 @@
-"""End reasons, and the one table that decides about retries.
+"""Defines end reasons and the table that decides about retries.
 
-Promise 7 lives here: an infrastructure fault is retried or reported as not scored; it is never reward 0.
+Implements promise 7: an infrastructure fault is retried or reported as not scored; it never gives reward 0.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from app.models.spec import NOT_SUBMITTED
 
 
 class EndReason(StrEnum):
-    """Why an attempt ended; a closed set."""
+    """Reasons why an attempt ended; a closed set."""
 
-    SUBMITTED = "submitted"  # the agent says that it is done
+    SUBMITTED = "submitted"  # the agent reported that it is done
     STEP_LIMIT = "step_limit"  # the agent used up its turns
     CONTEXT_EXHAUSTED = "context_exhausted"  # the conversation no longer fits the model
-    BUDGET_EXHAUSTED = "budget_exhausted"  # its model calls used up the money that it may spend
+    BUDGET_EXHAUSTED = "budget_exhausted"  # the model calls used up the attempt's budget
     AGENT_TIMEOUT = "agent_timeout"  # the agent used up its time
-    AGENT_ERROR = "agent_error"  # the framework broke, or got no usable reply out of the model
-    RESOURCE_LIMIT = "resource_limit"  # what the agent ran took more than its environment may, which was ended for it
-    CANCELLED = "cancelled"  # somebody asked for it
-    RUN_BUDGET = "run_budget"  # its run has used up the money that somebody gave it
-    EXPIRED = "expired"  # the deadline that its producer gave the task or the run has passed
-    SUPERSEDED = "superseded"  # its group is complete without it
-    INTERRUPTED = "interrupted"  # deploy, drain or spot: not the task's fault, no retry used up
+    AGENT_ERROR = "agent_error"  # the framework failed, or got no usable reply from the model
+    RESOURCE_LIMIT = "resource_limit"  # the environment exceeded a resource limit and was ended
+    CANCELLED = "cancelled"  # cancelled by a user
+    RUN_BUDGET = "run_budget"  # the run used up its budget
+    EXPIRED = "expired"  # the deadline set for the task or the run has passed
+    SUPERSEDED = "superseded"  # the group is complete without this attempt
+    INTERRUPTED = "interrupted"  # deployment, drain or spot: not the task's fault, uses up no retry
     MODEL_ERROR = "model_error"  # the endpoint refused, failed or did not answer
-    GRADING_ERROR = "grading_error"  # the grader could not judge
+    GRADING_ERROR = "grading_error"  # the grader gave no verdict
     ENVIRONMENT_ERROR = "environment_error"  # image, build or container
-    INVALID_SPEC = "invalid_spec"  # what was asked for is refused as it stands
+    INVALID_SPEC = "invalid_spec"  # the request is invalid
     DEADLINE = "deadline"  # the attempt outlived its deadline and was stopped from outside
     LOST = "lost"  # the worker or its instance vanished
-    INFRASTRUCTURE = "infrastructure"  # anything else of ours
+    INFRASTRUCTURE = "infrastructure"  # any other fault of MegaFlow
 
 
 class Blame(StrEnum):
-    """Whose ending it is."""
+    """Party responsible for an end reason."""
 
     RESULT = "result"  # data: graded, counted, never retried
-    PERSON = "person"  # a decision, of a person or for the group: not counted, not retried
-    INFRASTRUCTURE = "infrastructure"  # ours: retried, else reported as not scored
-    INTERRUPTION = "interruption"  # ours: run again without using up a retry
+    PERSON = "person"  # a decision by a person or for the group: not counted, not retried
+    INFRASTRUCTURE = "infrastructure"  # MegaFlow's fault: retried, else reported as not scored
+    INTERRUPTION = "interruption"  # by MegaFlow: run again without using up a retry
 
 
 def reward_by_rule(rules: Mapping[str, float], reason: EndReason) -> float | None:
-    """What a run's rules give to an end; the end's own rule goes before the one of `not_submitted`. None: no rule."""
+    """Returns the reward by a run's rules; a rule for the end reason overrides `not_submitted`. None: no rule."""
     if reason.value in rules:
         return rules[reason.value]
     return rules.get(NOT_SUBMITTED) if reason is not EndReason.SUBMITTED else None
@@ -75,7 +75,7 @@ BLAME: dict[EndReason, Blame] = {
     EndReason.INFRASTRUCTURE: Blame.INFRASTRUCTURE,
 }
 
-# What a station's exception means, most specific first; whatever is not named is INFRASTRUCTURE.
+# End reason of each exception type, most specific type first; all other types are INFRASTRUCTURE.
 _BY_ERROR: tuple[tuple[type[BaseException], EndReason], ...] = (
     (errors.AgentFailed, EndReason.AGENT_ERROR),
     (errors.ModelEndpointUnavailable, EndReason.MODEL_ERROR),
@@ -88,7 +88,7 @@ _BY_ERROR: tuple[tuple[type[BaseException], EndReason], ...] = (
 )
 
 
-# Running the same recipe again gives the same refusal: these end the task at once, as not scored.
+# Another attempt would fail in the same way: these errors end the task at once, as not scored.
 PERMANENT: tuple[type[BaseException], ...] = (
     errors.ImageBuildFailed,
     errors.ImageUnfit,
@@ -100,8 +100,8 @@ PERMANENT: tuple[type[BaseException], ...] = (
 )
 
 
-# A busy host, a network that was away for a moment, or a registry that is behind can be the reason, so that it is tried
-# once more; what meets it again ends the task, as not scored.
+# The cause can be temporary (busy host, short network outage, outdated registry), so the task is retried once. The
+# same error a second time ends the task as not scored.
 PERMANENT_WHEN_REPEATED: tuple[type[BaseException], ...] = (
     errors.SetupFailed,
     errors.SetupTimedOut,
@@ -112,7 +112,7 @@ PERMANENT_WHEN_REPEATED: tuple[type[BaseException], ...] = (
 
 
 def reason_of(error: BaseException) -> EndReason:
-    """The end reason that an exception stands for."""
+    """Returns the end reason of an exception."""
     for kind, reason in _BY_ERROR:
         if isinstance(error, kind):
             return reason
@@ -121,9 +121,9 @@ def reason_of(error: BaseException) -> EndReason:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """The wait before the next attempt after an infrastructure fault: doubles from `base_s` to `cap_s` seconds.
+    """Delay before the next attempt after an infrastructure fault: doubles from `base_s` to `cap_s` seconds.
 
-    What is waited is somewhere between half and the whole of it, so that a crowd does not come back at once.
+    The actual delay is random, between half and all of it, so that many retries do not start at the same time.
     """
 
     base_s: float

@@ -1,6 +1,6 @@
-"""What inference servers differ in: fields for token ids and log-probabilities, prompt ids, weights. Data only.
+"""Describes differences of inference servers: fields for token ids, log-probabilities, prompt ids, weights. Data only.
 
-As read in vLLM 0.32 and SGLang 0.5.23, and as seen of `transformers serve` 5.23.
+Sources: code of vLLM 0.32 and SGLang 0.5.23; observed behaviour of `transformers serve` 5.23.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from enum import StrEnum
 
 
 class EngineKind(StrEnum):
-    """Servers by name; `models add` finds out which one it is."""
+    """Kinds of inference servers; `models add` detects the kind."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
     TRANSFORMERS = "transformers"  # `transformers serve`
     REPLAY = "replay"
-    OPENAI = "openai"  # anything else that speaks OpenAI's dialect, providers for example
+    OPENAI = "openai"  # any other server with OpenAI's API, for example a provider
     UNKNOWN = ""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineTraits:
-    """Fields and paths of one kind; empty: it has no such thing. Paths are below the base URL without /v1."""
+    """Fields and paths of one server kind; empty: not supported. Paths are relative to the base URL without /v1."""
 
     asks: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Fields of a chat call that ask for ids and log-probabilities, each with the keys that it brings into answers."""
-    prompt_ids: tuple[str, ...] = ()  # where a chat call takes the ids of its prompt, as a path of keys
-    render: str = ""  # tokenizes messages by the model's template; answers `tokens`
-    spans: bool = False  # chat answers say which version of the weights wrote which tokens
-    update: str = ""  # loads weights from a path
-    no_ids: str = ""  # why it gives no token ids
-    priority: int = 0  # of a chat call's `priority`: 1: lower ones go first, -1: higher ones; 0: it has no such field
+    """Fields of a chat call that request ids and log-probabilities, each with the keys that it adds to responses."""
+    prompt_ids: tuple[str, ...] = ()  # path of keys in a chat call for the prompt's token ids
+    render: str = ""  # endpoint that tokenizes messages by the model's template; returns `tokens`
+    spans: bool = False  # chat responses name the version of the weights that wrote each token
+    update: str = ""  # endpoint that loads weights from a path
+    no_ids: str = ""  # reason why it gives no token ids
+    priority: int = 0  # chat field `priority`: 1: lower values first, -1: higher values first, 0: no such field
 
 
 _LOGPROBS = ("logprobs", ("logprobs",))
@@ -54,7 +54,7 @@ TRAITS = {
         priority=-1,
     ),
     EngineKind.REPLAY: EngineTraits(_VLLM),
-    EngineKind.UNKNOWN: EngineTraits(_VLLM, update=_FROM_DISK),  # one that refuses these fields is no loss to a trainer
+    EngineKind.UNKNOWN: EngineTraits(_VLLM, update=_FROM_DISK),  # without these fields, of no use to a trainer
     EngineKind.TRANSFORMERS: EngineTraits(
         no_ids="`transformers serve` gives no token ids and silently ignores `logprobs`: it is fit for evaluation only"
     ),

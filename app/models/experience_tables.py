@@ -1,4 +1,4 @@
-"""Tables of training samples: policies' versions, runs that feed a trainer, groups, leases."""
+"""Defines the tables of training samples: policy versions, runs that feed a trainer, groups, leases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.models.tables import NOW, Base
 
 
 class PolicyVersionRow(Base):
-    """A version of a policy's weights. `number` orders them: staleness is a difference of numbers."""
+    """A version of a policy's weights. `number` orders the versions: staleness is a difference of numbers."""
 
     __tablename__ = "policy_versions"
     policy: Mapped[str]  # the model's stable name
@@ -22,7 +22,7 @@ class PolicyVersionRow(Base):
     detail: Mapped[str] = mapped_column(server_default="")  # why it was refused
     published_at: Mapped[datetime] = mapped_column(server_default=NOW)
     live_at: Mapped[datetime | None]
-    weights: Mapped[str | None]  # a path at its engines; None: the engines have them otherwise
+    weights: Mapped[str | None]  # a path on its inference servers; None: they get the weights in another way
 
     __table_args__ = (
         PrimaryKeyConstraint("policy", "number"),
@@ -38,17 +38,17 @@ class ExperienceRunRow(Base):
     run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"), primary_key=True)
     policy: Mapped[str]
     quorum: Mapped[int | None]  # replicas that complete a group; None: all
-    drop_equal: Mapped[bool] = mapped_column(server_default=text("false"))  # groups of equal rewards teach nothing
-    allow_scripted: Mapped[bool] = mapped_column(server_default=text("false"))  # tests alone
-    max_staleness: Mapped[int | None]  # versions; bounds hand-out and dispatch; None: not bounded
-    batch_groups: Mapped[int | None]  # what its trainer takes at a time; None: it has not said so yet
-    consumer: Mapped[str | None]  # the one trainer that it is handed out to
+    drop_equal: Mapped[bool] = mapped_column(server_default=text("false"))  # equal rewards give no training signal
+    allow_scripted: Mapped[bool] = mapped_column(server_default=text("false"))  # only for tests
+    max_staleness: Mapped[int | None]  # in versions; limits hand-out and dispatch; None: no limit
+    batch_groups: Mapped[int | None]  # groups that its trainer takes at a time; None: not known yet
+    consumer: Mapped[str | None]  # the only trainer that gets its groups
 
     __table_args__ = (CheckConstraint("quorum > 0"), CheckConstraint("max_staleness >= 0"))
 
 
 class ExperienceLeaseRow(Base):
-    """Groups that a consumer has until `expires_at`, or has committed."""
+    """Groups that a consumer holds until `expires_at`, or has committed."""
 
     __tablename__ = "experience_leases"
     id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -58,7 +58,7 @@ class ExperienceLeaseRow(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     expires_at: Mapped[datetime]
     committed_at: Mapped[datetime | None]
-    version: Mapped[str | None]  # of the policy that was trained with it
+    version: Mapped[str | None]  # version of the policy trained with these groups
 
     __table_args__ = (
         Index("experience_leases_open_idx", "run_id", "expires_at", postgresql_where=text("state = 'open'")),
@@ -72,10 +72,10 @@ class ExperienceGroupRow(Base):
     group_id: Mapped[UUID] = mapped_column(primary_key=True)
     run_id: Mapped[UUID] = mapped_column(ForeignKey("experience_runs.run_id"))
     state: Mapped[str] = mapped_column(server_default="open")  # open | ready | committed | equal | stale | lost
-    oldest: Mapped[int | None]  # number of the oldest version that wrote in it
+    oldest: Mapped[int | None]  # number of the oldest policy version that wrote samples of it
     closed_at: Mapped[datetime | None]
-    detail: Mapped[str] = mapped_column(server_default="")  # of a lost one: how its replicas ended
-    lease_id: Mapped[UUID | None] = mapped_column(ForeignKey("experience_leases.id"))  # the newest one that holds
+    detail: Mapped[str] = mapped_column(server_default="")  # for `lost`: how its replicas ended
+    lease_id: Mapped[UUID | None] = mapped_column(ForeignKey("experience_leases.id"))  # the newest valid lease
 
     __table_args__ = (
         Index(
@@ -91,7 +91,7 @@ class ExperienceGroupRow(Base):
 
 
 class ExperienceAttemptRow(Base):
-    """What came of one ended attempt: samples in the artifact store, or nothing, and why."""
+    """Result of one ended attempt: samples in the artifact store, or nothing with a reason."""
 
     __tablename__ = "experience_attempts"
     attempt_id: Mapped[UUID] = mapped_column(ForeignKey("attempts.id"), primary_key=True)

@@ -1,4 +1,4 @@
-"""What the tasks of a run come after, and the files that they get of it."""
+"""Defines dependencies of a run: earlier tasks that must succeed, and their artifacts as input files."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from app.errors import OptionInvalid, UnknownName
 from app.models.outcome import ArtifactKind
 
 MOST_UPSTREAM = 1000
-"""Most tasks that one run may come after."""
+"""Limit of the tasks that one run depends on."""
 MOST_INPUTS = 100
-"""Most files that a task may get of them."""
+"""Limit of the input files of a task."""
 _MOST_PATH = 4096
 
 UPSTREAM_NOT_SUCCEEDED = "UpstreamNotSucceeded"
-"""`Failure.error` of a task that never began because one that it comes after did not succeed."""
+"""`Failure.error` of a task that never began because a task it depends on did not succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactReference:
-    """One artifact of a task, of the attempt that will be its last."""
+    """An artifact of a task's last attempt, which may be in the future."""
 
     task_id: UUID
     kind: ArtifactKind
@@ -38,7 +38,7 @@ class ArtifactReference:
 
 
 class KnownTask(Protocol):
-    """A task that was accepted, such as a handle."""
+    """An accepted task, such as a handle."""
 
     @property
     def task_id(self) -> UUID: ...
@@ -46,14 +46,14 @@ class KnownTask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ComesAfter:
-    """What a run comes after: tasks, and those whose artifacts it gets; `inputs` by path in the environment."""
+    """Dependencies of a run: tasks, and artifacts of tasks (`inputs`, by path in the environment)."""
 
     tasks: frozenset[UUID] = frozenset()
     inputs: Mapping[str, ArtifactReference] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
     def of(cls, after: Iterable[KnownTask], inputs: Mapping[str, ArtifactReference] | None = None) -> ComesAfter:
-        """From the handles of tasks, and what is handed on by path. Raises: OptionInvalid: they are something else."""
+        """Builds the dependencies from task handles and artifacts by path. Raises: OptionInvalid: other types."""
         try:
             files = {path: ArtifactReference(one.task_id, one.kind) for path, one in (inputs or {}).items()}
             return cls(frozenset(handle.task_id for handle in after), files)
@@ -65,22 +65,22 @@ class ComesAfter:
 
     @property
     def all(self) -> frozenset[UUID]:
-        """Every task that has to succeed first."""
+        """All tasks that must succeed first."""
         return self.tasks | {one.task_id for one in self.inputs.values()}
 
     def rows(self) -> set[tuple[UUID, str, str]]:
-        """As kept: task, path and kind of artifact; the last two are empty where nothing is handed on."""
+        """Returns the rows to store: task, path and artifact kind; the last two are empty without an artifact."""
         files = {(one.task_id, path, one.kind.value) for path, one in self.inputs.items()}
         return files | {(task_id, "", "") for task_id in self.all - {row[0] for row in files}}
 
     def check(self) -> None:
-        """Raises: OptionInvalid: too many, or a path that is none."""
-        for what, found, most in (
+        """Raises: OptionInvalid: too many tasks or inputs, or an invalid path."""
+        for what, count, most in (
             ("tasks to come after", len(self.all), MOST_UPSTREAM),
             ("inputs", len(self.inputs), MOST_INPUTS),
         ):
-            if found > most:
-                raise OptionInvalid(f"expected at most {most} {what}, found {found}; nothing was submitted")
+            if count > most:
+                raise OptionInvalid(f"expected at most {most} {what}, found {count}; nothing was submitted")
         for path in self.inputs:
             parts = path.split("/")
             if parts[0] or not all(parts[1:]) or {".", ".."} & set(parts) or len(parts) < 2 or not path.isprintable():

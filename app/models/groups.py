@@ -1,4 +1,4 @@
-"""When a group of a training run is complete, and when it gets another replica."""
+"""Defines when a group of a training run is complete, and when it gets another replica."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PERCENTILE = re.compile(r"p[1-9][0-9]?")
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """`least` replicas first, and up to `most` where their rewards differ.
+    """`least` replicas first; up to `most` if their rewards differ.
 
-    The rule: when the first ones have ended with one and the same reward, the group is closed: more of them would
-    mostly earn it again, and equal rewards teach nothing. Where rewards differ, the rest up to `most` is added at once,
-    because there an advantage is to be estimated. A task that is solved once in twenty times is often given up early.
+    The rule: if the first replicas all end with the same reward, the group is closed: more replicas would mostly get
+    the same reward, and equal rewards give no training signal. If rewards differ, the rest up to `most` is added at
+    once, because an advantage can be estimated. A task solved once in twenty times is often closed too early.
     """
 
     least: int
@@ -30,9 +30,9 @@ _LEAST_SPREAD = 1e-6
 
 
 def advantages(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Of each sample of one group: its attempt's reward against theirs, in standard deviations; equal ones give 0.
+    """Returns each sample's advantage in its group: reward minus mean, in standard deviations; 0 if all are equal.
 
-    An attempt counts once, however many samples it has. Source: Shao et al., DeepSeekMath, arXiv 2402.03300, section
+    An attempt counts once, for any number of samples. Source: Shao et al., DeepSeekMath, arXiv 2402.03300, section
     4.1.2 (outcome supervision).
     """
     rewards = {row["attempt_id"]: float(row["reward"]) for row in rows}
@@ -42,17 +42,17 @@ def advantages(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def first_replicas(replicas: int | Adaptive) -> int:
-    """How many are submitted."""
+    """Returns the number of replicas submitted at first."""
     return replicas.least if isinstance(replicas, Adaptive) else replicas
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRules:
-    """Of a training run. Without any, a group is complete when all of its replicas have ended."""
+    """Group rules of a training run. Without rules, a group is complete when all its replicas have ended."""
 
     quorum: int | None = None  # replicas with samples that complete a group; the others are superseded
-    hedge_after: str | None = None  # e.g. `p95`: one that runs longer than so many of the run's gets company
-    most: int | None = None  # replicas of a group whose rewards differ; None: no more than the first
+    hedge_after: str | None = None  # e.g. `p95`: a replica slower than this percentile of the run gets a duplicate
+    most: int | None = None  # replicas of a group whose rewards differ; None: only the first replicas
 
     @classmethod
     def of(cls, replicas: int | Adaptive, quorum: int | None, hedge_after: str | None) -> GroupRules:
@@ -60,11 +60,11 @@ class GroupRules:
 
     @property
     def percent(self) -> int | None:
-        """95 of `p95`."""
+        """The percentile as a number: 95 for `p95`."""
         return None if self.hedge_after is None else int(self.hedge_after[1:])
 
     def check(self, replicas: int, purpose: str) -> None:
-        """replicas: the first ones. Raises: SpecInvalid: rules that cannot be, or of a run that is no training."""
+        """Checks the rules. replicas: the first replicas. Raises: SpecInvalid: impossible, or not a training run."""
         if self == NO_RULES:
             return
         most = self.most or replicas
@@ -78,7 +78,7 @@ class GroupRules:
                 f"expected adaptive replicas from at least 2 to more, at most {MOST_REPLICAS}; found from {replicas} to"
                 f" {self.most}; nothing was submitted"
             )
-        least = 1 if self.most is None else replicas + 1  # else what is added is superseded at once
+        least = 1 if self.most is None else replicas + 1  # a smaller quorum would supersede added replicas at once
         if self.quorum is not None and not least <= self.quorum <= most:
             raise SpecInvalid(
                 f"expected a quorum from {least} to {most} replicas, found {self.quorum}; nothing was submitted"

@@ -1,7 +1,7 @@
 """Checks names of hosts that a task may reach.
 
-Two spellings of one host are one host here (case, a dot at the end, IDNA, ways to write an address); a spelling that
-some resolver may read differently, such as `127.1` or `0x7f000001`, is no host at all.
+Different spellings of a host are equal (case, trailing dot, IDNA, ways to write an address). Spellings that resolvers
+may read differently, such as `127.1` or `0x7f000001`, are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HostInvalid(ValueError):
 
 
 def canonical(host: str) -> str:
-    """The one spelling of a name or an address; an IPv6 address without brackets. Raises: HostInvalid."""
+    """Returns the canonical spelling of a name or address; IPv6 without brackets. Raises: HostInvalid."""
     if host.startswith("[") and host.endswith("]"):
         return str(_plain(_ipv6(host[1:-1])))
     name = host.removesuffix(".").lower()
@@ -66,28 +66,28 @@ def _ipv6(text: str) -> ipaddress.IPv6Address:
 
 
 def _plain(address: ipaddress.IPv6Address) -> Address:
-    """IPv4 in the clothes of IPv6 is IPv4: the kernel connects to it as such."""
+    """Converts an IPv4-mapped IPv6 address to IPv4: the kernel connects to it by IPv4."""
     return address.ipv4_mapped or address
 
 
 def split(authority: str, default_port: int | None = None) -> tuple[str, int | None]:
-    """`host`, `host:port` or `[address]:port`, the host in its one spelling. Raises: HostInvalid."""
-    found = _AUTHORITY.fullmatch(authority)
-    if found is None:
+    """Splits `host`, `host:port` or `[address]:port`; the host becomes canonical. Raises: HostInvalid."""
+    match = _AUTHORITY.fullmatch(authority)
+    if match is None:
         raise HostInvalid(f"expected `host` or `host:port`, found {authority!r}")
-    port = default_port if found["port"] is None else int(found["port"])
+    port = default_port if match["port"] is None else int(match["port"])
     if port is not None and not 0 < port < 1 << 16:
         raise HostInvalid(f"expected a port from 1 to 65535, found {port} in {authority!r}")
-    return canonical(found["host"]), port
+    return canonical(match["host"]), port
 
 
 def joined(host: str, port: int) -> str:
-    """`host:port`, an IPv6 address in brackets."""
+    """Returns `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def address_of(host: str) -> Address | None:
-    """The address that a canonical host is, unless it is a name."""
+    """Returns the address of a canonical host; None: it is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -96,11 +96,11 @@ def address_of(host: str) -> Address | None:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One of a task's allowed hosts."""
+    """An entry of a task's allowed hosts."""
 
     host: str  # canonical
-    below: bool  # the names below it, not itself
-    port: int | None  # None: those of HTTP and HTTPS
+    below: bool  # True: its subdomains, not the host itself
+    port: int | None  # None: the ports of HTTP and HTTPS
 
     def allows(self, host: str, port: int) -> bool:
         if port != self.port if self.port is not None else port not in DEFAULT_PORTS:
@@ -109,7 +109,7 @@ class Rule:
 
 
 class AllowedHosts:
-    """What a task may reach."""
+    """Hosts that a task may reach."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         """patterns: `name`, `*.name`, an address, each with an optional `:port`. Raises: SpecInvalid."""
@@ -117,7 +117,7 @@ class AllowedHosts:
         self._rules = [_rule(pattern) for pattern in self.patterns]
 
     def allows(self, host: str, port: int) -> bool:
-        """host: canonical."""
+        """Whether the task may reach this host and port. host: canonical."""
         return any(rule.allows(host, port) for rule in self._rules)
 
 

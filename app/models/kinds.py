@@ -1,4 +1,4 @@
-"""Enumerations shared by the command line and the ledger."""
+"""Defines enumerations shared by the command line and the ledger."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ LIMIT_KINDS: Mapping[str, str] = {
     "model_concurrency:run": "model calls at once of a run",
     "model_concurrency:model": "model calls at once to a model",
 }
-"""Kinds of limits that can be set, and what their number means."""
+"""Kinds of limits that can be set, with the meaning of their number."""
 
 UsageBy = Literal["task", "run", "user", "agent", "model", "day"]
-"""What usage is added up by."""
+"""Keys by which usage is summed."""
 
 
 class Purpose(StrEnum):
-    """What a run is for."""
+    """Purpose of a run."""
 
     EVALUATION = "evaluation"
-    TRAINING = "training"  # engines are asked for token ids; attempts become samples, which a trainer gets
-    SYNTHESIS = "synthesis"  # its good trajectories are kept, once each, for supervised training
+    TRAINING = "training"  # inference servers return token ids; attempts become samples for a trainer
+    SYNTHESIS = "synthesis"  # good trajectories are stored, once each, for supervised training

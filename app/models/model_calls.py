@@ -1,6 +1,6 @@
-"""Model calls as data: who may call, how it went, what it used.
+"""Defines model calls as data: permissions, result, usage.
 
-The gateway makes these facts, the ledger keeps them, the spine and the command line read them.
+The gateway creates this data, the ledger stores it, the workers and the command line read it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from uuid import UUID
 from app.models.spec import ModelChoice
 
 REPLAY_HEADER = "x-megaflow-replay"
-"""In every answer of a replay engine, by which gateways know one at whatever address. Its value says where the answer
-is from: a `script`, or a recording (`exact`, `position`: how it was found)."""
+"""Header in every response of a replay engine; gateways recognize the engine by it at any address. The value is the
+source: a `script`, or a recording (`exact`, `position`: how the recorded call was found)."""
 
 
 class Dialect(StrEnum):
-    """The languages in which agents speak to models; the value is the path of the call below the base URL."""
+    """API dialects by which agents call models; the value is the path of the call below the base URL."""
 
     CHAT = "chat/completions"  # OpenAI's chat completions
     RESPONSES = "responses"  # OpenAI's responses
@@ -28,23 +28,23 @@ class Dialect(StrEnum):
 
 
 class CallEnd(StrEnum):
-    """How a call ended, as the gateway saw it; a closed set."""
+    """Ends of a call, as seen by the gateway; a closed set."""
 
     ANSWERED = "answered"
-    REFUSED = "refused"  # the engine said 4xx: the request's fault
-    CONTEXT_EXHAUSTED = "context_exhausted"  # it no longer fits the model
+    REFUSED = "refused"  # the inference server returned 4xx: the request's fault
+    CONTEXT_EXHAUSTED = "context_exhausted"  # the conversation no longer fits the model
     STEP_LIMIT = "step_limit"  # the attempt has used up its turns
     BUDGET_EXHAUSTED = "budget_exhausted"  # the attempt has used up its money
-    RUN_BUDGET = "run_budget"  # its run has: an administrator's limit, so the attempt is not counted
-    THROTTLED = "throttled"  # a limit left no room for as long as one may wait
-    UNAUTHORISED = "unauthorised"  # the engine did not take our key
-    NOT_FOUND = "not_found"  # the engine does not have the model
-    UPSTREAM_BUSY = "upstream_busy"  # 429 or 529, for as long as one may wait
-    UPSTREAM_ERROR = "upstream_error"  # 5xx, garbage
-    UPSTREAM_UNREACHABLE = "upstream_unreachable"  # no replica takes connections
+    RUN_BUDGET = "run_budget"  # the run has used up its money: an administrator's limit, attempt not counted
+    THROTTLED = "throttled"  # a limit blocked the call until the longest wait was over
+    UNAUTHORISED = "unauthorised"  # the inference server refused the gateway's key
+    NOT_FOUND = "not_found"  # the inference server does not have the model
+    UPSTREAM_BUSY = "upstream_busy"  # 429 or 529 until the longest wait was over
+    UPSTREAM_ERROR = "upstream_error"  # 5xx, or an invalid response
+    UPSTREAM_UNREACHABLE = "upstream_unreachable"  # no replica accepts connections
     UPSTREAM_TIMEOUT = "upstream_timeout"
-    CUT = "cut"  # the engine closed in the middle of an answer
-    CLIENT_GONE = "client_gone"  # the agent hung up
+    CUT = "cut"  # the connection closed in the middle of a response
+    CLIENT_GONE = "client_gone"  # the agent closed the connection
 
 
 ENGINE_FAULTS = frozenset(
@@ -59,21 +59,21 @@ ENGINE_FAULTS = frozenset(
         CallEnd.CUT,
     }
 )
-"""Ends that are not the agent's: an attempt that stops because of one is not scored (promise 7)."""
+"""Ends that are not the agent's fault: an attempt that stops because of them is not scored (promise 7)."""
 
 LASTING_FAULTS = frozenset({CallEnd.UNAUTHORISED, CallEnd.NOT_FOUND})
-"""Those of them that another attempt would meet again."""
+"""Engine faults that another attempt would meet again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUse:
-    """Tokens of one call as the engine counts them; None: it did not say. `cached` is a part of `prompt`."""
+    """Tokens of one call as counted by the inference server; None: not reported. `cached` is a part of `prompt`."""
 
     prompt: int | None = None
     completion: int | None = None
     cached: int | None = None
     reasoning: int | None = None  # a part of `completion`
-    stored: int | None = None  # a part of `prompt`: written to the engine's cache, which some charge more for
+    stored: int | None = None  # a part of `prompt`: written to the server's cache; some providers charge more for it
 
     @property
     def total(self) -> int | None:
@@ -82,17 +82,17 @@ class TokenUse:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What one attempt may have of its model; None: not bounded."""
+    """Limits of one attempt's model use; None: no limit."""
 
-    max_turns: int | None = None  # answered calls that offer tools, or, without tools anywhere, all
-    max_turn_tokens: int | None = None  # of one answer; larger wishes are cut to it
+    max_turns: int | None = None  # answered calls that offer tools; all answered calls if none offers tools
+    max_turn_tokens: int | None = None  # of one answer; larger requests are reduced to it
     context_tokens: int | None = None  # of prompt and answer together
     budget_usd: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSession:
-    """What a caller's token stands for: one attempt, and what it may do."""
+    """Session of a caller's token: one attempt and its limits."""
 
     attempt_id: UUID
     number: int
@@ -104,12 +104,12 @@ class ModelSession:
     replica: int
     model: ModelChoice
     limits: ModelLimits
-    live: bool  # False: the attempt has ended, or another has taken its place
+    live: bool  # False: the attempt has ended, or a newer attempt replaced it
 
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """Tokens `start` to `end` (exclusive) of an answer, or of a sample, were written by this version of the policy."""
+    """Tokens `start` to `end` (exclusive) of an answer or a sample, written by this version of the policy."""
 
     version: str
     start: int
@@ -118,9 +118,9 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What became of the sampling options of an attempt in one call."""
+    """Sampling options of an attempt as applied in one call."""
 
-    applied: Mapping[str, Any] = field(default_factory=dict)  # option: value, as the engine was asked
+    applied: Mapping[str, Any] = field(default_factory=dict)  # option: value, as sent to the inference server
     dropped: tuple[str, ...] = ()  # the dialect or the model has no such field
 
     def __bool__(self) -> bool:
@@ -132,9 +132,9 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One call from beginning to end, as bytes: what the gateway hands to the recorder.
+    """A call from beginning to end, as bytes; the gateway passes it to the recorder.
 
-    `request` is the JSON that the agent sent, `response` what it got, as it came (server-sent events when `streamed`).
+    `request` is the JSON that the agent sent. `response` is what it received (server-sent events when `streamed`).
     Times are seconds of a monotonic clock, from the arrival of the request.
     """
 
@@ -145,25 +145,25 @@ class Exchange:
     request: bytes
     response: bytes
     streamed: bool
-    status: int | None  # HTTP, as the agent saw it; None: it had gone
+    status: int | None  # HTTP status that the agent received; None: the agent had disconnected
     end: CallEnd
     detail: str = ""
-    upstream_model: str = ""  # by the engine's own name
-    replica: str = ""  # of the model: its URL
-    policy_version: str = ""  # behind the stable name at that moment
-    waited_s: dict[str, float] = field(default_factory=dict)  # by limit, before the engine was asked
+    upstream_model: str = ""  # the inference server's name of it
+    replica: str = ""  # URL of the model's replica
+    policy_version: str = ""  # current version behind the stable name
+    waited_s: dict[str, float] = field(default_factory=dict)  # by limit, before the request was sent
     first_byte_s: float | None = None
     duration_s: float = 0.0
-    retries: int = 0  # of ours, unseen by the agent
-    asked_model: str = ""  # by the agent's own word; "": the request could not be read
-    built_in: bool = False  # the engine was the one that belongs to MegaFlow
-    scripted: bool = False  # the answer came from a replay engine, whoever runs it
+    retries: int = 0  # by the gateway, invisible to the agent
+    asked_model: str = ""  # name in the agent's request; "": the request could not be parsed
+    built_in: bool = False  # answered by MegaFlow's own engine
+    scripted: bool = False  # answered by any replay engine
     sampled: Sampled = field(default_factory=Sampled)
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What one attempt, run or user has had of models so far. `cost_usd` is of the calls whose price is known."""
+    """Model usage of one attempt, run or user so far. `cost_usd` covers only the calls with a known price."""
 
     calls: int = 0
     turns: int = 0
@@ -172,19 +172,19 @@ class Account:
     cached_tokens: int = 0
     cost_usd: float = 0.0
     unpriced_calls: int = 0
-    model_s: float = 0.0  # time that engines took
-    waited_s: float = 0.0  # time that limits took
+    model_s: float = 0.0  # time spent by inference servers
+    waited_s: float = 0.0  # time spent waiting for limits
     last_end: CallEnd | None = None  # of the newest call
     turn_end: CallEnd | None = None  # of the newest call that is a turn (as `turns` says), CLIENT_GONE left out
     stopped_by: CallEnd | None = None
-    """STEP_LIMIT, BUDGET_EXHAUSTED, RUN_BUDGET or CONTEXT_EXHAUSTED, once a call was refused for it."""
-    offered_tools: bool = False  # an answered call offered tools: those without are not turns
+    """STEP_LIMIT, BUDGET_EXHAUSTED, RUN_BUDGET or CONTEXT_EXHAUSTED, once a call was refused for this reason."""
+    offered_tools: bool = False  # an answered call offered tools: then calls without tools are not turns
     last_cost_usd: float = 0.0  # of the newest call that cost something
     scripted_calls: int = 0  # answered by a replay engine
-    gateway: str = ""  # which process of it says so, where one does: another name means that it has died in between
+    gateway: str = ""  # id of the gateway process, if given: a new id means that the process was restarted
 
     def describe(self) -> dict[str, Any]:
-        """As an attempt records it."""
+        """Returns the usage as recorded with an attempt."""
         known = {
             "model_calls": self.calls,
             "turns": self.turns,
@@ -196,6 +196,6 @@ class Account:
         }
         if self.scripted_calls:
             known["scripted_calls"] = self.scripted_calls
-        if self.cost_usd or not self.unpriced_calls:  # calls that cost nothing, e.g. refused ones, say no price
+        if self.cost_usd or not self.unpriced_calls:  # calls without cost, e.g. refused ones, have no price
             known["cost_usd"] = round(self.cost_usd, 6)
         return known

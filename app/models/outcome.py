@@ -1,4 +1,4 @@
-"""The outcome of an attempt: phases, verdict, artifacts, and the result that a client gets."""
+"""Defines the outcome of an attempt: phases, verdict, artifacts, and the result for a client."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from app.models.states import AttemptState, TaskState
 
 
 class Phase(StrEnum):
-    """The phases of an attempt, which stores the time at which it reached each."""
+    """Phases of an attempt; it stores the time of reaching each."""
 
     ACCEPTED = "accepted"
     ADMITTED = "admitted"
     INSTANCE_READY = "instance_ready"
-    CLAIMED = "claimed"  # a worker on a ready instance has it
+    CLAIMED = "claimed"  # a worker on a ready instance has claimed it
     IMAGE_READY = "image_ready"
     ENVIRONMENT_READY = "environment_ready"
     AGENT_STARTED = "agent_started"
     AGENT_ENDED = "agent_ended"
-    GRADING_QUEUED = "grading_queued"  # graded apart: what the agent left is stored, and its slot is free
-    GRADING_STARTED = "grading_started"  # a grader has it
+    GRADING_QUEUED = "grading_queued"  # graded separately: the agent's files are stored, the slot is free
+    GRADING_STARTED = "grading_started"  # a grader has claimed it
     GRADED = "graded"
     STORED = "stored"
     TORN_DOWN = "torn_down"
@@ -38,23 +38,23 @@ class TestStatus(StrEnum):
     FAILED = "failed"
     ERROR = "error"
     SKIPPED = "skipped"
-    MISSING = "missing"  # the report does not name it
+    MISSING = "missing"  # not in the report
 
 
 MOST_REWARD = 1e6
-"""Of a reward's absolute value; more is no score but a fault of the grading."""
+"""Limit of a reward's absolute value; a larger reward is a fault of the grading."""
 Reward = Annotated[float, Field(ge=-MOST_REWARD, le=MOST_REWARD, allow_inf_nan=False)]
 
 
 SaidText = Annotated[str, BeforeValidator(lambda value: plain_text(value) if isinstance(value, str) else value)]
-"""What a task may have said: what PostgreSQL cannot hold in it is replaced."""
+"""Text that may come from a task; characters that PostgreSQL cannot store are replaced."""
 
 
 class Verdict(Wire):
-    """The outcome of grading. `counts` is False when nothing was scored: then `reward` is None, never 0.
+    """Outcome of grading. `counts` is False when not scored: then `reward` is None, never 0.
 
-    A suspect verdict has no reward above 0: a named rule found that the graded state could have changed its own
-    judgement.
+    A suspect verdict has no reward above 0: a named rule detected that the graded state could have changed its own
+    grading.
     """
 
     reward: Reward | None
@@ -62,22 +62,22 @@ class Verdict(Wire):
     detail: SaidText = ""
     tests: dict[SaidText, TestStatus] = {}
     metrics: dict[SaidText, Reward] = {}
-    suspect: SaidText = ""  # the rule that found it; empty: none did
-    claimed_reward: Reward | None = None  # of a suspect verdict: what the grading would have given
-    grader: SaidText = ""  # who judged, with its version
-    regraded_at: datetime | None = None  # then it was judged again, from the kept test report
-    previous: tuple[Verdict, ...] = ()  # of a regraded verdict: those before it, the oldest first
+    suspect: SaidText = ""  # the rule that detected it; empty: not suspect
+    claimed_reward: Reward | None = None  # of a suspect verdict: the reward by the grading
+    grader: SaidText = ""  # name and version of the grader
+    regraded_at: datetime | None = None  # time of a new grading from the stored test report
+    previous: tuple[Verdict, ...] = ()  # of a regraded verdict: earlier verdicts, oldest first
 
     def suspected(self, rule: str) -> Verdict:
-        """The verdict with the reward 0 and its reward as a claim; as it is without a rule, or when it is suspect."""
+        """Returns a suspect copy: reward 0, old reward as claim. Unchanged without a rule or if already suspect."""
         if not rule or self.reward is None or self.suspect:
             return self
         return self.model_copy(update={"reward": min(0.0, self.reward), "suspect": rule, "claimed_reward": self.reward})
 
     def ruled(self, reward: float | None) -> Verdict:
-        """The verdict with the reward that a rule of the run gives; as it is without one.
+        """Returns the verdict with the reward of the run's rule; unchanged without a rule.
 
-        One that is suspect gets the lower of its own and the rule's: being suspect saves from no penalty.
+        A suspect verdict gets the lower of its own reward and the rule's: it must not avoid a penalty.
         """
         if reward is None or self.reward is None or (self.suspect and reward >= self.reward):
             return self
@@ -86,7 +86,7 @@ class Verdict(Wire):
         return self.model_copy(update={"reward": reward, "detail": detail, "metrics": metrics})
 
     def after(self, before: Verdict, at: datetime) -> Verdict:
-        """The verdict as a regrade's, with all that stood before it."""
+        """Returns this verdict as a regrade of `before`, with the earlier verdicts."""
         previous = (*before.previous, before.model_copy(update={"previous": ()}))
         return self.model_copy(update={"regraded_at": at, "previous": previous})
 
@@ -97,21 +97,21 @@ class Verdict(Wire):
 
 class ArtifactKind(StrEnum):
     PATCH = "patch"
-    TRAJECTORY = "trajectory"  # ATIF: one schema for all agents, made from what the gateway recorded
-    MODEL_CALLS = "model_calls"  # every call as it was, for replay and training (JSON lines, zstd)
+    TRAJECTORY = "trajectory"  # ATIF: one schema for all agents, built from the gateway's record
+    MODEL_CALLS = "model_calls"  # every call unchanged, for replay and training (JSON lines, zstd)
     AGENT_FILES = "agent_files"  # the framework's own trajectory, state and configuration (tar, zstd)
     AGENT_LOG = "agent_log"
     TEST_REPORT = "test_report"
     VERDICT = "verdict"
-    ENVIRONMENT_LOG = "environment_log"  # what its other services wrote, and whom it asked for what on the network
-    HANDED_OVER = "handed_over"  # what a verifier apart gets of the agent's environment; of such attempts alone
-    TERMINAL = "terminal"  # what was run in the environments, as a recording for a player (asciicast, version 2)
-    STEP_DIFFS = "step_diffs"  # the repository's diff after each step, of runs that ask for it (JSON lines)
-    COMMAND_LOGS = "command_logs"  # all of the outputs that were handed on without their middle (tar, zstd)
+    ENVIRONMENT_LOG = "environment_log"  # logs of its other services, and its network requests
+    HANDED_OVER = "handed_over"  # files for a separate verifier; only of attempts with one
+    TERMINAL = "terminal"  # recording of commands in the environments for a player (asciicast, version 2)
+    STEP_DIFFS = "step_diffs"  # the repository's diff after each step, if the run has `record_diffs` (JSON lines)
+    COMMAND_LOGS = "command_logs"  # full text of the shortened outputs (tar, zstd)
 
 
 class Artifact(Wire):
-    """Bytes in the store, or the recorded fact that there are none (`missing` says why)."""
+    """Content in the store, or a record that there is none (`missing` is the reason)."""
 
     kind: ArtifactKind
     key: str | None = None
@@ -126,11 +126,11 @@ class Failure(Wire):
 
     error: str  # the class of app.errors
     message: SaidText
-    phase: Phase | None = None  # the last that was reached
+    phase: Phase | None = None  # the last phase reached
 
 
 class AttemptRecord(Wire):
-    """One try at a task, as kept."""
+    """Record of one attempt at a task."""
 
     id: UUID
     number: int
@@ -148,7 +148,7 @@ class AttemptRecord(Wire):
 
 
 class TaskResult(Wire):
-    """What a waiting client gets: the task's end and everything that led there."""
+    """Result for a waiting client: the task's end and all its attempts."""
 
     task_id: UUID
     run_id: UUID
@@ -160,18 +160,18 @@ class TaskResult(Wire):
     state: TaskState
     end_reason: EndReason | None = None
     verdict: Verdict | None = None
-    scripted: bool = False  # the graded attempt was: its reward says nothing about the model
+    scripted: bool = False  # the graded attempt was scripted: its reward does not measure the model
     failure: Failure | None = None
     attempts: tuple[AttemptRecord, ...] = Field(default=())
 
     @property
     def attempt(self) -> AttemptRecord | None:
-        """The last attempt, or None when none was dispatched."""
+        """The last attempt; None: no attempt was dispatched."""
         return self.attempts[-1] if self.attempts else None
 
     @property
     def reward(self) -> float | None:
-        """None when not scored."""
+        """The reward; None: not scored."""
         return self.verdict.reward if self.verdict else None
 
     @property
@@ -180,7 +180,7 @@ class TaskResult(Wire):
 
 
 class StoredPath(Wire):
-    """What a verifier apart gets of the agent's environment: a file, or a folder as a tar; its place in the bundle."""
+    """File, or folder as a tar, of the agent's environment for a separate verifier, with its size in the bundle."""
 
     path: str
     is_folder: bool
@@ -188,7 +188,7 @@ class StoredPath(Wire):
 
 
 class AgentResult(Wire):
-    """What an agent left to be graded by another worker. Keys are of the artifact store."""
+    """Result of an agent for grading by another worker. Keys are keys in the artifact store."""
 
     end_reason: EndReason
     patch: str | None = None  # key
@@ -200,7 +200,7 @@ class AgentResult(Wire):
 
 
 class WakeUpMessage(Wire):
-    """The whole body of an `attempt.run` or `grading.run` message. It may be lost, doubled or late without harm."""
+    """Full body of an `attempt.run` or `grading.run` message. Lost, duplicate or late messages do no harm."""
 
     attempt_id: UUID
     number: int

@@ -1,4 +1,4 @@
-"""What a submission overrides in its tasks: environments and limits."""
+"""Defines the overrides of a submission for its tasks: environments and limits."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from app.models.spec import AgentTask, EnvironmentSpec, Limits, Network, Reuse, 
 
 
 class EnvironmentOverrides(Wire):
-    """A value that is given goes before the task's own, which goes before the default.
+    """Overrides of the environment. A given value overrides the task's own value, which overrides the default.
 
-    Set-up commands are no such value: they run after the task's own, which it cannot do without.
+    Exception: set-up commands run after the task's own set-up commands, which the task needs.
     """
 
     network: Network | None = None
-    allowed_hosts: tuple[str, ...] = ()  # as `EnvironmentSpec.allowed_hosts`; mean the network `allowlist`
+    allowed_hosts: tuple[str, ...] = ()  # as `EnvironmentSpec.allowed_hosts`; imply the network `allowlist`
     reuse: Reuse | None = None
     setup: tuple[str, ...] = ()
     disk_bytes: int | None = None
     kill_at: float | None = Field(default=None, ge=1, le=MOST_KILL_AT)  # see `Resources.sized`
 
     def sized(self, task: AgentTask, default: Resources) -> AgentTask:
-        """The task with both numbers of its resources, its verifier's too; before `applied_to`."""
+        """Returns the task with both resource sizes set, also for its verifier; call before `applied_to`."""
 
         def own(environment: EnvironmentSpec) -> EnvironmentSpec:
             resources = environment.resources.sized(self.kill_at, default)
@@ -37,7 +37,7 @@ class EnvironmentOverrides(Wire):
         return task.model_copy(update={"environment": own(task.environment), "goal": goal})
 
     def applied_to(self, task: AgentTask) -> AgentTask:
-        """The task as it is to run. Raises: SpecInvalid: names the task, and what does not go together."""
+        """Returns the task with the overrides. Raises: SpecInvalid: names the task and the conflict."""
         changes = self._changes(task)
         if not changes:
             return task
@@ -51,8 +51,8 @@ class EnvironmentOverrides(Wire):
         own, changes = task.environment, dict[str, Any]()
         if self.network is not None or self.allowed_hosts:
             network = self.network or Network.ALLOWLIST
-            kept = own.allowed_hosts if network is Network.ALLOWLIST else ()
-            changes |= {"network": network, "allowed_hosts": self.allowed_hosts or kept}
+            hosts = own.allowed_hosts if network is Network.ALLOWLIST else ()
+            changes |= {"network": network, "allowed_hosts": self.allowed_hosts or hosts}
         if self.reuse is not None:
             changes["reuse"] = self.reuse
         if self.setup:
@@ -63,7 +63,7 @@ class EnvironmentOverrides(Wire):
 
 
 class LimitOverrides(Wire):
-    """A limit that is given goes before the task's own, which goes before the default of `Limits`; units as there."""
+    """Limits, in units of `Limits`. A given limit overrides the task's own, which overrides the default."""
 
     agent_timeout_s: float | None = Field(default=None, gt=0)
     command_timeout_s: float | None = Field(default=None, gt=0)
@@ -74,7 +74,7 @@ class LimitOverrides(Wire):
     max_attempts: int | None = Field(default=None, ge=1, le=20)
 
     def applied_to(self, task: AgentTask) -> AgentTask:
-        """The task as it is to run. Raises: SpecInvalid."""
+        """Returns the task with the overrides. Raises: SpecInvalid."""
         changes = self.model_dump(exclude_none=True)
         if not changes:
             return task

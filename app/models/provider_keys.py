@@ -1,4 +1,4 @@
-"""Names of variables that hold provider keys; only the gateway's process gets them."""
+"""Detects variables that contain provider keys; only the gateway's process gets them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _KEY = re.compile(
     r"|AWS_BEARER_TOKEN_BEDROCK",
     re.IGNORECASE,
 )
-"""Credentials of stores and package indexes, and this project's own settings, are needed by other processes."""
+"""Excludes credentials of stores and package indexes, and MegaFlow's settings: other processes need them."""
 
 
 def is_key_variable(name: str) -> bool:
-    """Whether a variable of this name is kept from every process but the gateway."""
+    """Whether a variable of this name must be hidden from every process except the gateway."""
     return _KEY.fullmatch(name) is not None
 
 
 def provider_keys(environ: Mapping[str, str], also: Collection[str] = ()) -> dict[str, str]:
-    """The variables with providers' keys. also: names that the settings give."""
+    """Returns the variables with provider keys. also: further names from the settings."""
     return {name: value for name, value in environ.items() if name in also or is_key_variable(name)}
 
 
 def without_keys(environ: Mapping[str, str], also: Collection[str] = ()) -> dict[str, str]:
-    """All other variables. also: names that the settings give."""
+    """Returns the variables without provider keys. also: further names from the settings."""
     keys = provider_keys(environ, also)
     return {name: value for name, value in environ.items() if name not in keys}

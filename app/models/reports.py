@@ -1,6 +1,6 @@
-"""What a test command and the reader of its report agree upon."""
+"""Defines the report format shared by test commands and the reader of their reports."""
 
 from __future__ import annotations
 
 TESTS_AS_JSON = ">>>>> Tests as JSON"
-"""Alone in a line of a test command's output; below the last of them stands `{"tests": [{"name": …, "status": …}]}`."""
+"""Marker line in a test command's output. After the last marker follows `{"tests": [{"name": …, "status": …}]}`."""

@@ -1,4 +1,4 @@
-"""Tables of webhooks, hosts, the model gateway, artifacts, schedules and validations."""
+"""Defines the tables of webhooks, hosts, the model gateway, artifacts, schedules and validations."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from app.models.tables import NOW, Base
 
 
 class WebhookRow(Base):
-    """A URL that is sent events, at least once, in order, from its position on."""
+    """A URL that receives events at least once, in order, from its position on."""
 
     __tablename__ = "webhooks"
     id: Mapped[UUID] = mapped_column(primary_key=True)
     url: Mapped[str]
     kinds: Mapped[list[str]]  # event kinds or prefixes ending in `.`; empty: all
     secret_env: Mapped[str | None]  # name of the variable whose value signs the body
-    position: Mapped[str]  # of the stream
+    position: Mapped[str]  # in the event stream
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    failures: Mapped[int] = mapped_column(server_default="0")  # in a row
+    failures: Mapped[int] = mapped_column(server_default="0")  # consecutive failures
     retry_at: Mapped[datetime | None]
     last_error: Mapped[str | None]
     delivered_at: Mapped[datetime | None]
 
 
 class HostRow(Base):
-    """A host that reports its images, as long as it does."""
+    """A host, while it reports its images."""
 
     __tablename__ = "hosts"
     name: Mapped[str] = mapped_column(primary_key=True)
     seen_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    cores: Mapped[int | None]  # as the next three: what `app.ledger.pressure` keeps
+    cores: Mapped[int | None]  # this and the next three: written by `app.ledger.pressure`
     cpu_pressure: Mapped[float | None]
     memory_available: Mapped[float | None]
     pressure_at: Mapped[datetime | None]
 
 
 class HostImageRow(Base):
-    """An image that is on a host, by what tasks call it."""
+    """An image on a host, by the name that tasks use."""
 
     __tablename__ = "host_images"
     host: Mapped[str]
@@ -52,28 +52,28 @@ class HostImageRow(Base):
 
 
 class ModelSessionRow(Base):
-    """Who a caller of the gateway is: the attempt that a token was made for. The token itself is nowhere kept."""
+    """Identifies a caller of the gateway: the attempt that a token belongs to. The token itself is not stored."""
 
     __tablename__ = "model_sessions"
     attempt_id: Mapped[UUID] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
     token_sha256: Mapped[str] = mapped_column(unique=True)
     opened_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    closed_at: Mapped[datetime | None]  # the account is settled: no more calls
+    closed_at: Mapped[datetime | None]  # the account is final: no more calls
 
     __table_args__ = (Index("model_sessions_open_idx", "attempt_id", postgresql_where=text("closed_at IS NULL")),)
 
 
 class ModelCallRow(Base):
-    """One call of a model. What was said is in `model_messages`, each message once for its attempt."""
+    """A model call. Its messages are in `model_messages`, each message once per attempt."""
 
     __tablename__ = "model_calls"
     id: Mapped[UUID] = mapped_column(primary_key=True)
-    attempt_id: Mapped[UUID]  # no foreign key, nor below: written in batches, beside what the worker writes
+    attempt_id: Mapped[UUID]  # no foreign keys here and below: written in batches, separately from the worker
     task_id: Mapped[UUID]
     run_id: Mapped[UUID]
     user_name: Mapped[str]
     dialect: Mapped[str]
-    model: Mapped[str]  # as the agent asked for it
+    model: Mapped[str]  # name in the agent's request
     upstream_model: Mapped[str]
     replica: Mapped[str]
     policy_version: Mapped[str]
@@ -93,10 +93,10 @@ class ModelCallRow(Base):
     completion_tokens: Mapped[int | None]
     cached_tokens: Mapped[int | None]
     reasoning_tokens: Mapped[int | None]
-    cost_usd: Mapped[float | None]  # None: the price is unknown
+    cost_usd: Mapped[float | None]  # None: unknown price
     scripted: Mapped[bool] = mapped_column(server_default=text("false"))  # a replay engine answered
-    messages: Mapped[list[str]]  # digests: the conversation that was sent
-    reply: Mapped[str | None]  # digest of the answer; None: there was none
+    messages: Mapped[list[str]]  # digests of the conversation sent
+    reply: Mapped[str | None]  # digest of the answer; None: no answer
     body: Mapped[bytes]  # zstd of JSON: parameters, digest of the tools, token ids, log-probabilities
 
     __table_args__ = (
@@ -107,7 +107,7 @@ class ModelCallRow(Base):
 
 
 class ModelMessageRow(Base):
-    """A message (or a list of tools) of an attempt's conversations, once."""
+    """A message (or a list of tools) of an attempt's conversations, stored once."""
 
     __tablename__ = "model_messages"
     attempt_id: Mapped[UUID]
@@ -118,17 +118,17 @@ class ModelMessageRow(Base):
 
 
 class ModelReplicaRow(Base):
-    """One engine that answers for a model's stable name."""
+    """An inference server that serves a model's stable name."""
 
     __tablename__ = "model_replicas"
     id: Mapped[UUID] = mapped_column(primary_key=True)
-    model: Mapped[str]  # the stable name; `*` takes every name that no other row has
+    model: Mapped[str]  # the stable name; `*` matches every name without a row
     url: Mapped[str]  # base URL, with /v1
-    upstream_model: Mapped[str | None]  # the engine's own name; None: the stable one
+    upstream_model: Mapped[str | None]  # the server's name of the model; None: the stable name
     policy_version: Mapped[str] = mapped_column(server_default="")
-    dialects: Mapped[list[str]]  # which it speaks; others are translated to the first of them
-    api_key_env: Mapped[str | None]  # name of the gateway's variable that has its key
-    context_tokens: Mapped[int | None]  # prompt and answer; None: the engine says when it is too much
+    dialects: Mapped[list[str]]  # dialects it supports; others are translated to the first
+    api_key_env: Mapped[str | None]  # name of the gateway's variable with its key
+    context_tokens: Mapped[int | None]  # prompt and answer; None: the server refuses what is too long
     engine: Mapped[str] = mapped_column(server_default="")  # an `EngineKind`
     state: Mapped[str] = mapped_column(server_default="active")  # active | draining | held
     added_at: Mapped[datetime] = mapped_column(server_default=NOW)
@@ -137,12 +137,12 @@ class ModelReplicaRow(Base):
 
 
 class EngineLoadRow(Base):
-    """How full an engine is, as one gateway sees it: `app.ledger.pressure.EngineLoad`."""
+    """Load of an inference server as measured by one gateway: `app.ledger.pressure.EngineLoad`."""
 
     __tablename__ = "engine_loads"
-    gateway: Mapped[str]  # a process
+    gateway: Mapped[str]  # id of the process
     url: Mapped[str]
-    models: Mapped[list[str]]  # as the calls of the last seconds named them
+    models: Mapped[list[str]]  # names used by the calls of the last seconds
     inside: Mapped[int]
     waiting: Mapped[int]
     queued: Mapped[int]
@@ -154,7 +154,7 @@ class EngineLoadRow(Base):
 
 
 class ControlTokenRow(Base):
-    """Proof for a gateway that its caller may write to this database; used once."""
+    """Single-use proof for a gateway that its caller may write to this database."""
 
     __tablename__ = "control_tokens"
     token_sha256: Mapped[str] = mapped_column(primary_key=True)
@@ -162,11 +162,11 @@ class ControlTokenRow(Base):
 
 
 class ValidationRow(Base):
-    """Whether a task may be counted on, on one image; the fields are those of `app.models.validation.Validation`."""
+    """Validation of a task on one image; the fields are those of `app.models.validation.Validation`."""
 
     __tablename__ = "validations"
     content: Mapped[str]  # digest of the task: image source, goal, solution
-    image_id: Mapped[str]  # as attempts record it; empty: not known (yet)
+    image_id: Mapped[str]  # as recorded by attempts; empty: not known (yet)
     dataset: Mapped[str]
     task: Mapped[str]
     image: Mapped[str]
@@ -179,7 +179,7 @@ class ValidationRow(Base):
 
 
 class TaskDependencyRow(Base):
-    """A task that all tasks of a run come after; with a path, its artifact of this kind is put there as a file."""
+    """A task that all tasks of a run depend on; with a path, its artifact of this kind becomes a file there."""
 
     __tablename__ = "task_dependencies"
     run_id: Mapped[UUID]
@@ -194,7 +194,7 @@ class TaskDependencyRow(Base):
 
 
 class ArtifactRow(Base):
-    """Bytes in the store, or the recorded fact that there are none."""
+    """Content in the store, or a record that there is none."""
 
     __tablename__ = "artifacts"
     attempt_id: Mapped[UUID] = mapped_column(ForeignKey("attempts.id"))
@@ -203,7 +203,7 @@ class ArtifactRow(Base):
     url: Mapped[str | None]
     size_bytes: Mapped[int | None] = mapped_column(BigInteger)
     sha256: Mapped[str | None]
-    missing: Mapped[str | None]  # why there is none
+    missing: Mapped[str | None]  # reason why there is none
     stored_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
     __table_args__ = (PrimaryKeyConstraint("attempt_id", "kind"),)
@@ -220,11 +220,11 @@ class ScheduleRow(Base):
     submission: Mapped[dict[str, Any]]  # agent, mode, model, replicas, limit
     misfire: Mapped[str]  # skip | once
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    settled_until: Mapped[datetime]  # every due time up to here was fired or, by policy, passed over
+    settled_until: Mapped[datetime]  # every due time up to here was fired or, by policy, skipped
 
 
 class ScheduleFireRow(Base):
-    """One due time of a schedule: its key makes firing exactly-once, however many beats tick."""
+    """A due time of a schedule: its key makes firing exactly-once, with any number of beat processes."""
 
     __tablename__ = "schedule_fires"
     schedule_id: Mapped[UUID] = mapped_column(ForeignKey("schedules.id", ondelete="CASCADE"))
@@ -237,7 +237,7 @@ class ScheduleFireRow(Base):
 
 
 class UserTokenRow(Base):
-    """A secret by which the web server knows a user; its digest alone is kept."""
+    """A secret that identifies a user to the web server; only its digest is stored."""
 
     __tablename__ = "user_tokens"
     id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -248,13 +248,13 @@ class UserTokenRow(Base):
     label: Mapped[str] = mapped_column(server_default="")
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     expires_at: Mapped[datetime | None]
-    used_at: Mapped[datetime | None]  # last, to the minute
+    used_at: Mapped[datetime | None]  # last use, to the minute
 
     __table_args__ = (Index("user_tokens_user_name_idx", "user_name"),)
 
 
 class UserActionRow(Base):
-    """What a user did through the web server: who, when, what, to which run, task or limit, and why."""
+    """An action of a user through the web server: user, time, action, its run, task or limit, and reason."""
 
     __tablename__ = "user_actions"
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
@@ -269,15 +269,15 @@ class UserActionRow(Base):
 
 
 class JoinedHostRow(Base):
-    """A machine that joined by a token, with accounts of its own in PostgreSQL and Redis until it leaves."""
+    """A machine that joined by a token, with its own accounts in PostgreSQL and Redis until it leaves."""
 
     __tablename__ = "joined_hosts"
     id: Mapped[UUID] = mapped_column(primary_key=True)
     name: Mapped[str]
-    account: Mapped[str] = mapped_column(unique=True)  # of its role in PostgreSQL and its user in Redis
-    broker_sha256: Mapped[str]  # of the password in Redis, which keeps no users over a restart
-    secret_sha256: Mapped[str] = mapped_column(unique=True)  # of what it leaves with
-    instance_id: Mapped[UUID | None]  # the one instance that it is; it leaves when that has ended
+    account: Mapped[str] = mapped_column(unique=True)  # name of its role in PostgreSQL and of its user in Redis
+    broker_sha256: Mapped[str]  # digest of the password in Redis, which loses its users at a restart
+    secret_sha256: Mapped[str] = mapped_column(unique=True)  # digest of the secret it leaves with
+    instance_id: Mapped[UUID | None]  # its only instance; the host leaves when this has ended
     joined_at: Mapped[datetime] = mapped_column(server_default=NOW)
     left_at: Mapped[datetime | None]
 
@@ -285,14 +285,14 @@ class JoinedHostRow(Base):
 
 
 class JoinTokenRow(Base):
-    """A secret by which one machine may join once; its digest alone is kept."""
+    """A secret with which one machine may join once; only its digest is stored."""
 
     __tablename__ = "join_tokens"
     token_sha256: Mapped[str] = mapped_column(primary_key=True)
-    host_name: Mapped[str] = mapped_column(server_default="")  # empty: what the machine calls itself
+    host_name: Mapped[str] = mapped_column(server_default="")  # empty: the machine's own name
     instance_id: Mapped[UUID | None]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]
-    key_sha256: Mapped[str | None]  # of the machine that used it up
-    host_id: Mapped[UUID | None]  # which joined then
+    key_sha256: Mapped[str | None]  # digest of the key of the machine that used it
+    host_id: Mapped[UUID | None]  # the host that joined with it

@@ -1,4 +1,4 @@
-"""Settings of simulated instances: how long they boot and work, how often they fail. One line of text."""
+"""Defines settings of simulated instances, a line of text: durations of boot and work, fault rates."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NUMBERS = {"constant": 1, "uniform": 2, "exponential": 1, "lognormal": 2}
 
 
 class Distribution(Wire):
-    """How a duration in seconds is spread. Written as a string: `lognormal:60,0.5`."""
+    """Distribution of a duration in seconds. Written as a string: `lognormal:60,0.5`."""
 
     kind: Literal["constant", "uniform", "exponential", "lognormal", "any_of"]
     numbers: tuple[float, ...]
 
     @classmethod
     def parse(cls, text: str) -> Distribution:
-        """Raises: ValueError: no known form, or numbers that no duration can have."""
+        """Parses a text. Raises: ValueError: unknown form, or numbers that no duration can have."""
         kind, _, rest = text.strip().partition(":")
         try:
             numbers = tuple(float(part) for part in rest.split(","))
@@ -38,7 +38,7 @@ class Distribution(Wire):
         return f"{self.kind}:{','.join(f'{number:g}' for number in self.numbers)}"
 
     def draw(self, dice: random.Random) -> float:
-        """One duration, in seconds."""
+        """Draws a duration in seconds."""
         first, last = self.numbers[0], self.numbers[-1]
         match self.kind:
             case "constant":
@@ -90,56 +90,56 @@ def _constant(seconds: float) -> Distribution:
 
 
 class Simulation(Wire):
-    """Simulated instances' behaviour. Every `Chance` is between 0 and 1."""
+    """Behaviour of simulated instances. Every `Chance` is between 0 and 1."""
 
-    seed: int = 0  # of every random number: the same times and faults are drawn again, in the order of requests
-    boot_s: Seconds = _constant(0.0)  # from the launch until its worker listens
+    seed: int = 0  # of all random numbers: the same seed gives the same times and faults, in the order of requests
+    boot_s: Seconds = _constant(0.0)  # from the launch until its worker accepts messages
     run_s: Seconds = _constant(1.0)
-    """From the claim until the attempt is graded and stored; with a download or a start, the agent's time alone."""
-    pull_s: Seconds = _constant(0.0)  # its image's download, alone on its instance's link, which attempts share
-    registry_links: float = Field(default=0.0, ge=0)  # at full speed, all that the registry serves; 0: any number
-    together: int = Field(default=0, ge=0)  # downloads begin when so many wait: time is scaled, claims are not
-    cached: Chance = 0.0  # attempts whose image is there: neither download nor unpacking
+    """Time from the claim until the attempt is graded and stored; if a download or start is set, only the agent's."""
+    pull_s: Seconds = _constant(0.0)  # image download, alone on the instance's link; attempts share the link
+    registry_links: float = Field(default=0.0, ge=0)  # links that the registry serves at full speed; 0: unlimited
+    together: int = Field(default=0, ge=0)  # downloads start when this many wait: claims are not time-scaled
+    cached: Chance = 0.0  # attempts whose image is present: no download, no unpacking
     unpack_s: Seconds = _constant(0.0)  # from the download's end to the image
     start_s: Seconds = _constant(0.0)  # from the image to the environment
-    grade_s: Seconds = _constant(0.0)  # from the agent's end to the outcome, where one of these is given
+    grade_s: Seconds = _constant(0.0)  # from the agent's end to the outcome, if one of these times is set
     solved: Chance = 0.5  # graded attempts that get reward 1; the others get 0
-    model_calls: tuple[str, ...] = ()  # keys in the artifact store: a graded attempt has one of them as its calls
+    model_calls: tuple[str, ...] = ()  # keys in the artifact store: each graded attempt gets one as its calls
 
-    # --- What may become of an attempt: at most one of these ------------------------------------------------------
+    # Fates of an attempt, at most one:
     crash: Chance = 0.0
-    """Its instance dies in the middle, with everything on it; the provider sees it and says so."""
+    """The instance dies during the attempt, with everything on it; the provider reports it."""
     vanish: Chance = 0.0
-    """Its instance is gone in the middle without a report: only the lease, or the provider's list, tells."""
+    """The instance disappears during the attempt without a report: only the lease or the provider's list shows it."""
     freeze: Chance = 0.0
-    """Its instance stands still for `freeze_s`, unrenewed but listed, then goes on as if nothing had been."""
+    """The instance stops for `freeze_s`, without lease renewal but still listed, then continues normally."""
     infrastructure: Chance = 0.0
-    """Its environment breaks."""
+    """The attempt's environment fails."""
     interrupted: Chance = 0.0
-    """Its instance is told to stop (spot, deploy) and gives everything back."""
+    """The instance must stop (spot, deployment) and gives all its work back."""
     hang: Chance = 0.0
-    """It renews its lease for ever and never ends: only its deadline does."""
+    """The attempt renews its lease forever and never ends; only its deadline ends it."""
     poison: str = ""
-    """A task whose name begins so crashes every instance that takes it; empty: none does."""
+    """Prefix of task names that crash every instance that takes them; empty: none."""
     freeze_s: Seconds = _constant(60.0)
 
-    # --- What may become of an instance before it works -----------------------------------------------------------
+    # Fates of an instance before it works:
     boot_failure: Chance = 0.0
-    """It dies when it should have become ready."""
+    """The instance dies when it should become ready."""
     never_registers: Chance = 0.0
-    """It boots for ever."""
+    """The instance never finishes booting."""
 
-    # --- What the provider may do ---------------------------------------------------------------------------------
+    # Faults of the provider:
     launch_s: Seconds = _constant(0.0)
-    """How long the provider takes to answer a launch. Past the client's patience, the reply is lost."""
+    """Response time of a launch. If it exceeds the client's patience, the reply is lost."""
     launch_throttled: Chance = 0.0
-    """One of the instances asked for is not made."""
+    """A single requested instance is not created."""
     no_capacity: Chance = 0.0
     """A launch is refused as a whole."""
     reply_lost: Chance = 0.0
-    """The instances are made, and the connection breaks before the answer."""
+    """The instances are created, but the connection breaks before the reply."""
     terminate_fails: Chance = 0.0
-    """An instance that is to be ended is not."""
+    """An instance is not terminated when requested."""
 
     @model_validator(mode="after")
     def _one_fate(self) -> Simulation:
@@ -151,7 +151,7 @@ class Simulation(Wire):
 
     @classmethod
     def of(cls, **values: Any) -> Simulation:
-        """Raises: SpecInvalid: a chance or a distribution that is none, or an unknown name."""
+        """Builds the settings. Raises: SpecInvalid: an invalid chance or distribution, or an unknown name."""
         try:
             return cls(**values)
         except ValidationError as error:

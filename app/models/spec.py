@@ -1,8 +1,8 @@
-"""The agent task and its spec, as frozen models.
+"""Defines the agent task and its spec, as frozen models.
 
-The paper's six-tuple (E, D, G, S, A, T), made concrete: E = `environment`, D = `description`, G = `goal`, A = what
-`environment.network` and the limits leave open, S = the environment's files and processes, T = what the environment
-does with a command. Source: MegaFlow, appendix A.2.
+Implements the paper's six-tuple (E, D, G, S, A, T): E = `environment`, D = `description`, G = `goal`, A = actions
+allowed by `environment.network` and the limits, S = the environment's files and processes, T = the environment's
+reaction to a command. Source: MegaFlow, appendix A.2.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _MOST_S = 30 * 86_400.0
 _MOST_COUNT = 2**31 - 1
 _MOST_LABEL = 200
 MOST_PRIORITY = 1_000_000
-"""Either way."""
+"""Limit of a priority's absolute value."""
 MOST_WAIT_S = 10 * 365 * 86_400.0
-"""Of what a producer asks to be waited for."""
+"""Limit of a waiting time set by a producer."""
 _IMAGE = re.compile(
     r"(?:sha256:)?[0-9a-f]{64}"  # an image's id
     r"|(?:(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?/)?"  # registry
@@ -39,7 +39,7 @@ _IMAGE = re.compile(
 
 
 def plain_text(value: str) -> str:
-    """With the replacement character for NUL and for halves of surrogate pairs, which PostgreSQL cannot hold."""
+    """Replaces NUL and halves of surrogate pairs, which PostgreSQL cannot store, by the replacement character."""
     return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
@@ -62,57 +62,57 @@ def _image_name(value: str) -> str:
 
 
 PlainText = Annotated[str, AfterValidator(_plain)]
-"""Text that a command line, a variable and PostgreSQL can hold."""
+"""Text that is valid in a command line, a variable and PostgreSQL."""
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
 FolderText = Annotated[PlainText, Field(pattern=r"^/")]
 """An absolute path inside an environment."""
 LabelText = Annotated[PlainText, AfterValidator(_label)]
-"""A name that people give and read: of a run, of a user."""
+"""A name for people: of a run, of a user."""
 ArgumentText = Annotated[PlainText, Field(max_length=16_384)]
 ImageName = Annotated[str, AfterValidator(_image_name)]
 
 
 class Mode(StrEnum):
-    """On what kind of instance a task runs."""
+    """Kind of instance that a task runs on."""
 
-    EPHEMERAL = "ephemeral"  # an instance of its own, gone afterwards
-    PERSISTENT = "persistent"  # a standing pool that reuses what it has
+    EPHEMERAL = "ephemeral"  # its own instance, ended afterwards
+    PERSISTENT = "persistent"  # a standing pool that reuses environments
     AUTO = "auto"  # the scheduler chooses
 
 
 class EnvironmentKind(StrEnum):
-    DOCKER = "docker"  # a container; how it is made is `Settings.container_runtime`
-    OCI = "oci"  # a container made without a daemon, by name
+    DOCKER = "docker"  # a container, created by `Settings.container_runtime`
+    OCI = "oci"  # a container created without a daemon; only if named explicitly
     KUBERNETES = "kubernetes"  # a pod of a cluster, which pulls the image itself
-    LOCAL = "local"  # a temporary folder and a process group: no isolation, only by name
+    LOCAL = "local"  # a temporary folder and a process group: no isolation; only if named explicitly
 
 
 IMAGELESS = frozenset({EnvironmentKind.LOCAL})
-"""Kinds that no engine and no registry has anything to do with."""
+"""Kinds without a container engine and a registry."""
 
 
 SEVERAL = "compose:"
-"""So begins what stands for the images of several containers at once: hosts without an engine have no use for them."""
+"""Prefix of the name for the images of several containers together. Hosts without an engine cannot use them."""
 
 
 TOOLS_INSIDE = "/opt/megaflow/tools"
-"""Below it stand the bundles of `EnvironmentSpec.tools`, each by its name, read-only."""
+"""Folder of the bundles of `EnvironmentSpec.tools`, one subfolder per name, read-only."""
 
 
 class Network(StrEnum):
-    """What a task's containers reach."""
+    """Network access of a task's containers."""
 
     NONE = "none"  # nothing but themselves
-    MODEL_ONLY = "model-only"  # the model's endpoint, at a port of their own loopback, and nothing else
+    MODEL_ONLY = "model-only"  # only the model's endpoint, at a port of their own loopback
     ALLOWLIST = "allowlist"  # the hosts of `EnvironmentSpec.allowed_hosts`, by an HTTP proxy on their own loopback
     OPEN = "open"
 
 
 class Reuse(StrEnum):
-    """Whether a persistent worker may hand this task an environment that another task has used."""
+    """Whether a persistent worker may give this task an environment that another task has used."""
 
     FRESH = "fresh"
-    RECYCLED = "recycled"  # reset, and proven clean
+    RECYCLED = "recycled"  # reset, and verified clean
     SHARED_READONLY = "shared-readonly"  # with a read-only root, shared at the same time by tasks of one run
 
 
@@ -134,13 +134,13 @@ class Build(Wire):
 class Compose(Wire):
     """Several containers, as a compose file describes them; the agent acts in one of its services."""
 
-    context: Bundle  # the folder with the file and with what its services are built from
+    context: Bundle  # the folder with the file and the build contexts of its services
     file: str = "docker-compose.yaml"
     service: str = "main"
 
 
 class Reach(Wire):
-    """What a container reaches."""
+    """Network access of a container."""
 
     network: Network = Network.NONE
     allowed_hosts: tuple[str, ...] = ()  # names, or `*.name`, each with an optional `:port`; for `allowlist`
@@ -160,10 +160,10 @@ class Reach(Wire):
 
 
 class EnvironmentSpec(Reach):
-    """E: where the agent acts. Exactly one of `image`, `build` and `compose`.
+    """E: the agent's environment. Exactly one of `image`, `build` and `compose`.
 
-    With `compose`, `resources` bound its main service; the others have what the file says, at most as much, and, where
-    a host can, all together twice as much.
+    With `compose`, `resources` limit its main service. Each other service has the file's sizes, at most `resources`;
+    if the host can enforce it, all services together have at most twice `resources`.
     """
 
     kind: EnvironmentKind = EnvironmentKind.DOCKER
@@ -172,10 +172,10 @@ class EnvironmentSpec(Reach):
     compose: Compose | None = None
     workdir: FolderText = "/testbed"
     resources: Resources = Resources()
-    grading: Reach = Reach()  # of a `TestsGoal`'s grader, by its dataset: no submission and no agent changes it
-    env: dict[PlainText, PlainText] = {}  # no secrets: this is stored and shown
+    grading: Reach = Reach()  # of a `TestsGoal`'s grader, set by its dataset; submissions cannot change it
+    env: dict[PlainText, PlainText] = {}  # no secrets: it is stored and shown
     setup: tuple[PlainText, ...] = ()
-    tools: tuple[ToolName, ...] = ()  # frameworks that act inside, mounted read-only: set by who submits, per agent
+    tools: tuple[ToolName, ...] = ()  # frameworks that run inside, mounted read-only; set at submission, per agent
     reuse: Reuse = Reuse.RECYCLED
 
     @model_validator(mode="after")
@@ -198,14 +198,14 @@ class EnvironmentSpec(Reach):
         return self
 
     def for_grading(self, reach: Reach) -> EnvironmentSpec:
-        """What a grader has that judges in an environment of its own: no framework, and files that it may change."""
+        """Returns the spec of a separate grading environment: without frameworks, with writable files."""
         reuse = Reuse.FRESH if self.reuse is Reuse.SHARED_READONLY else self.reuse
         hosts, network = reach.allowed_hosts, reach.network
         return self.model_copy(update={"tools": (), "reuse": reuse, "network": network, "allowed_hosts": hosts})
 
     @property
     def label(self) -> str:
-        """The image's reference, or the context's digest, for a person."""
+        """The image's reference, or the context's digest, as text for people."""
         if self.image is not None:
             return self.image
         if self.compose is not None:
@@ -214,42 +214,42 @@ class EnvironmentSpec(Reach):
 
 
 class JudgeName(StrEnum):
-    """Who reads the report of a test run and decides what it means."""
+    """Graders that read the report of a test run and decide the result."""
 
-    OWN = "own"  # ours: the parser that `log_parser` names; skipped tests of `pass_to_pass` are fine
+    OWN = "own"  # MegaFlow's: the parser named by `log_parser`; skipped tests of `pass_to_pass` are accepted
     SWEBENCH_4 = "swebench-4"  # the package of that major version, by the row's repository and version
     SWEBENCH_5 = "swebench-5"  # the package of that major version, by the parser that the row names
     MULTI_SWE_BENCH = "multi-swe-bench"
     SWESMITH = "swesmith"
-    EXIT_CODE = "exit-code"  # the test command's: 0 is right
+    EXIT_CODE = "exit-code"  # the test command's exit code: 0 is resolved
 
 
 class TestsGoal(Wire):
-    """G of a repository's dataset: named tests must pass after the agent's patch and the hidden tests are in place.
+    """G of repository datasets: named tests must pass after the agent's patch and the hidden tests are applied.
 
-    Graded in an environment of its own, in which the agent never was, in this order: the repository is at `base_commit`
-    (compared with HEAD), the agent's patch, `install_command`, the hidden tests, `build_command`, `test_command`, the
-    judge. Reward 1.0 when the judge finds the task resolved, else 0.0.
+    Graded in a separate environment where the agent never ran, in this order: check that HEAD is `base_commit`, the
+    agent's patch, `install_command`, the hidden tests, `build_command`, `test_command`, the judge. Reward 1.0 if the
+    judge finds the task resolved, else 0.0.
     """
 
-    __test__ = False  # not a test class, whatever pytest thinks of the name
+    __test__ = False  # not a test class of pytest
     kind: Literal["tests"] = "tests"
     base_commit: Annotated[PlainText, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._/-]{0,199}$")]
-    test_patch: PlainText = ""  # empty: the test command lays them out itself
-    install_command: PlainText = ""  # builds again what the patch changed
-    build_command: PlainText = ""  # builds what needs the hidden tests, too: its output is not judged
+    test_patch: PlainText = ""  # empty: the test command writes the tests itself
+    install_command: PlainText = ""  # rebuilds after the patch
+    build_command: PlainText = ""  # builds after the hidden tests; its output is not graded
     test_command: PlainText
     judge: JudgeName = JudgeName.OWN
-    log_parser: str = "pytest"  # by the name that the judge knows it by
+    log_parser: str = "pytest"  # name of the parser, as known to the judge
     fail_to_pass: tuple[PlainText, ...]
     pass_to_pass: tuple[PlainText, ...]
-    patch_path: FolderText | None = None  # the dataset's own script reads the agent's patch here; None: we apply it
-    test_patch_path: FolderText | None = None  # the same, of the hidden tests
-    row: dict[str, Any] = {}  # what else of the dataset's row the judge needs, by the dataset's names
+    patch_path: FolderText | None = None  # the dataset's script reads the agent's patch here; None: MegaFlow applies it
+    test_patch_path: FolderText | None = None  # the same for the hidden tests
+    row: dict[str, Any] = {}  # other fields of the dataset's row that the judge needs
 
 
 class ServiceScript(Wire):
-    """One more script that judges, and the service in which it runs."""
+    """A further grading script, and the service in which it runs."""
 
     service: PlainText
     command: PlainText
@@ -265,15 +265,15 @@ def _rising(bounds: tuple[float, float]) -> tuple[float, float]:
 
 
 RewardRange = Annotated[tuple[RewardNumber, RewardNumber], AfterValidator(_rising)]
-"""The lowest and the highest reward that a task gives."""
+"""Lowest and highest reward of a task."""
 
 
 class ScriptGoal(Wire):
-    """G, Harbor and Terminal-Bench: a script looks at what the agent left and writes a reward file.
+    """G of Harbor and Terminal-Bench: a script checks the agent's result and writes a reward file.
 
-    Graded in the agent's own environment; `tests` arrives there only after the agent has ended. With `environment` it
-    is graded there instead, where the agent never was: `artifacts` alone are handed over, at their own paths. With
-    `also` every script must be content: the lowest reward is the task's.
+    Graded in the agent's own environment; `tests` are copied there only after the agent has ended. With `environment`,
+    graded in that separate environment instead: only `artifacts` are handed over, at the same paths. With `also`, all
+    scripts must pass: the task's reward is the lowest one.
     """
 
     kind: Literal["script"] = "script"
@@ -281,12 +281,12 @@ class ScriptGoal(Wire):
     command: PlainText = "bash /tests/test.sh"
     tests_path: PlainText = "/tests"
     logs_path: PlainText = "/logs"
-    service: str | None = None  # in which the tests run, of several; None: where the agent acted
-    also: tuple[ServiceScript, ...] = ()  # judge, too, each in its service, after `command`
-    environment: EnvironmentSpec | None = None  # of the verifier; None: where the agent acted
-    artifacts: tuple[FolderText, ...] = ()  # files and folders that the agent's environment hands to the verifier's
+    service: str | None = None  # service in which the tests run, if several; None: the agent's
+    also: tuple[ServiceScript, ...] = ()  # further grading scripts, each in its service, after `command`
+    environment: EnvironmentSpec | None = None  # of the verifier; None: the agent's environment
+    artifacts: tuple[FolderText, ...] = ()  # files and folders copied from the agent's environment to the verifier's
     brings_tests: bool = False  # the verifier's image has the tests already
-    reward_range: RewardRange | None = None  # a reward outside of it is none; None: the task states no range
+    reward_range: RewardRange | None = None  # a reward outside is invalid; None: no range stated
 
     @model_validator(mode="after")
     def _apart_in_one_container(self) -> ScriptGoal:
@@ -308,15 +308,15 @@ Goal = Annotated[TestsGoal | ScriptGoal, Field(discriminator="kind")]
 
 
 class PatchSolution(Wire):
-    """The gold answer as a patch against the base commit. Only `oracle` ever sees it."""
+    """Gold solution as a patch against the base commit. Only the agent `oracle` sees it."""
 
     kind: Literal["patch"] = "patch"
     patch: PlainText
-    reverse: bool = False  # the dataset's patch is the bug: taking it away is the answer
+    reverse: bool = False  # the dataset's patch is the bug: reverting it is the solution
 
 
 class ScriptSolution(Wire):
-    """The gold answer as a script in a folder."""
+    """Gold solution as a script in a folder."""
 
     kind: Literal["script"] = "script"
     files: Bundle
@@ -328,7 +328,7 @@ Solution = Annotated[PatchSolution | ScriptSolution, Field(discriminator="kind")
 
 
 class Limits(Wire):
-    """How much of everything one attempt may use."""
+    """Limits of one attempt."""
 
     environment_timeout_s: float = Field(default=900.0, gt=0, le=_MOST_S)  # image, build, start, set-up
     agent_timeout_s: float = Field(default=1800.0, gt=0, le=_MOST_S)
@@ -336,26 +336,26 @@ class Limits(Wire):
     command_timeout_s: float = Field(default=120.0, gt=0, le=_MOST_S)  # one command of the agent
     max_steps: int = Field(default=100, ge=1, le=_MOST_COUNT)  # the paper's interaction rounds
     max_turn_tokens: int | None = Field(default=None, ge=1, le=_MOST_COUNT)  # of one answer of the model
-    context_tokens: int | None = Field(default=None, ge=1, le=_MOST_COUNT)  # both ways; None: what the model takes
+    context_tokens: int | None = Field(default=None, ge=1, le=_MOST_COUNT)  # prompt and answer; None: the model's limit
     budget_usd: float | None = Field(default=None, gt=0)  # of model calls
     max_attempts: int = Field(default=3, ge=1, le=20)  # infrastructure faults before "not scored"
 
     @property
     def lifetime_s(self) -> float:
-        """One deadline from the claim to the teardown; the rest is for artifacts and cleaning up.
+        """Deadline from the claim to the teardown; 120 s of it are for artifacts and cleanup.
 
-        Twice the agent's time: what limits make its model calls wait is given back to it, up to as much again. Thrice
-        the grading's: one that breaks is done again, and with the gold solution, to find out whose fault it is.
+        Twice the agent's time: time that model calls wait for limits is given back, up to the same amount again. Three
+        times the grading's: a broken grading is repeated, and run with the gold solution, to find whose fault it is.
         """
         return self.environment_timeout_s + 2 * self.agent_timeout_s + 3 * self.grading_timeout_s + 120.0
 
 
 class AgentTask(Wire):
-    """One agent task as a dataset or a producer describes it: what to do, where, and how it is judged."""
+    """Agent task as described by a dataset or a producer: instructions, environment, grading."""
 
-    name: str = Field(pattern=NAME)  # the dataset's id of it, e.g. django__django-13251
+    name: str = Field(pattern=NAME)  # its id in the dataset, e.g. django__django-13251
     dataset: PlainText = "adhoc"
-    description: PlainText = Field(min_length=1)  # D: what the agent is told, verbatim
+    description: PlainText = Field(min_length=1)  # D: the agent's instructions, verbatim
     environment: EnvironmentSpec
     goal: Goal
     solution: Solution | None = None
@@ -363,12 +363,12 @@ class AgentTask(Wire):
 
     @property
     def graded_apart(self) -> bool:
-        """Whether its grading needs nothing of the agent's environment but what is taken out of it."""
+        """Whether it is graded in a separate environment, only from what is copied out of the agent's."""
         return isinstance(self.goal, TestsGoal) or self.goal.environment is not None
 
     @property
     def verifier(self) -> EnvironmentSpec:
-        """Where it is graded when that is not where the agent acted."""
+        """The grading environment, if separate from the agent's."""
         if isinstance(self.goal, TestsGoal):
             return self.environment.for_grading(self.environment.grading)
         own = self.goal.environment or self.environment
@@ -385,27 +385,27 @@ class AgentTask(Wire):
 
 
 class Sampling(Wire):
-    """How the model draws its answers. The gateway puts a given value in place of the agent's own, in every call."""
+    """Sampling options of the model. In every call the gateway replaces the agent's values by the values given here."""
 
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     max_tokens: int | None = Field(default=None, ge=1)  # of one answer
     seed: int | None = Field(default=None, ge=0, lt=2**63)
-    token_ids: bool | None = None  # ask engines for token ids and log-probabilities; set for training
+    token_ids: bool | None = None  # request token ids and log-probabilities; set for training
 
 
 REPLAY_MODEL = "replay"
-"""The model that is the replay engine: it picks a script by the task."""
+"""Name of the replay engine's model: the engine selects a script by the task."""
 
 
 class ModelChoice(Wire):
-    """Which model an agent talks to. Keys are not part of it: `api_key_env` is the *name* of a variable."""
+    """Model used by an agent. It contains no keys: `api_key_env` is the *name* of a variable."""
 
     name: str
     base_url: str | None = None  # None: the endpoint of the settings
     api_key_env: str | None = None
     sampling: Sampling | None = None
-    side_models: tuple[str, ...] = ()  # that the agent may call beside `name`, at the same endpoint or by their routes
+    side_models: tuple[str, ...] = ()  # further models that the agent may call, at the same endpoint or by their routes
 
     @property
     def replay(self) -> bool:
@@ -414,32 +414,32 @@ class ModelChoice(Wire):
 
 
 AgentArgs = dict[Annotated[PlainText, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,79}$")], ArgumentText]
-"""What `--agent-arg KEY=VALUE` gives, by key."""
+"""Values of `--agent-arg KEY=VALUE`, by key."""
 
 
 NOT_SUBMITTED = "not_submitted"
-"""In `RewardRules`: every end that is a result, but for `submitted`."""
+"""Key in `RewardRules` for every end that is a result, except `submitted`."""
 RewardRules = dict[str, RewardNumber]
-"""Rewards by end reason (`EndReason`, or `NOT_SUBMITTED`): part of what a run is to measure or to train for."""
+"""Rewards by end reason (`EndReason`, or `NOT_SUBMITTED`): part of a run's measurement or training objective."""
 
 
 class TaskSpec(Wire):
-    """An agent task together with who does it and how: what is stored, hashed, and carried to the worker."""
+    """Agent task with its agent, model and options; it is stored, hashed, and sent to the worker."""
 
     task: AgentTask
     agent: str
     model: ModelChoice | None = None
     mode: Mode = Mode.AUTO
     resource_class: str = "standard"
-    agent_args: AgentArgs = {}  # by the names that the agent's adapter knows
-    rewards: RewardRules = {}  # of attempts that end so, whatever their tests say
-    record_diffs: bool = False  # keep the repository's diff after each step
+    agent_args: AgentArgs = {}  # keys are names known to the agent's adapter
+    rewards: RewardRules = {}  # by end reason; override the tests' result
+    record_diffs: bool = False  # store the repository's diff after each step
 
     def digest(self) -> str:
-        """sha256 of the canonical JSON: equal specs share one row."""
+        """Returns the sha256 of the canonical JSON: equal specs share one row."""
         return self.digest_of(self.model_dump_json())
 
     @staticmethod
     def digest_of(body: str) -> str:
-        """The digest of a spec whose JSON is at hand."""
+        """Returns the digest of a spec given as JSON."""
         return hashlib.sha256(body.encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""States and legal transitions, as data.
+"""Defines states and legal transitions, as data.
 
-The database refuses what this table refuses: the first migration writes the same moves into triggers, and a test holds
-the two against each other, pair by pair.
+The database refuses the same transitions as this table: the first migration writes the same moves into triggers, and a
+test compares the two, pair by pair.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from enum import StrEnum
 class TaskState(StrEnum):
     PENDING = "pending"  # accepted, waits in PostgreSQL
     ADMITTED = "admitted"  # holds a slot; an attempt was dispatched
-    RUNNING = "running"  # a worker has claimed the attempt; also while that is graded
-    SUCCEEDED = "succeeded"  # carried out and graded, whatever the reward
-    FAILED = "failed"  # could not be carried out: not scored
+    RUNNING = "running"  # a worker has claimed the attempt; also during grading
+    SUCCEEDED = "succeeded"  # finished and graded, with any reward
+    FAILED = "failed"  # not scored
     CANCELLED = "cancelled"
 
 
 class AttemptState(StrEnum):
     DISPATCHED = "dispatched"  # its wake-up message is published; not claimed yet
     RUNNING = "running"
-    GRADING = "grading"  # the agent has ended and holds no slot; waits for a grader, or one has it
+    GRADING = "grading"  # the agent has ended, no slot is used; grading waits or runs
     FINISHED = "finished"  # graded
-    LOST = "lost"  # its worker vanished, or its lease lapsed
-    INTERRUPTED = "interrupted"  # drained; does not use up a retry
+    LOST = "lost"  # its worker disappeared, or its lease lapsed
+    INTERRUPTED = "interrupted"  # by a drain; uses up no retry
     CANCELLED = "cancelled"
-    ERROR = "error"  # a station failed
+    ERROR = "error"  # a phase failed
 
 
 class InstanceState(StrEnum):
-    REQUESTED = "requested"  # the row is written, the provider not yet asked
-    BOOTING = "booting"  # the provider has it
-    READY = "ready"  # its worker listens
-    BUSY = "busy"  # ephemeral: it has taken its attempt
-    DRAINING = "draining"  # finishes what it has, takes nothing new
+    REQUESTED = "requested"  # the row is written, the provider not yet called
+    BOOTING = "booting"  # the provider has launched it
+    READY = "ready"  # its worker accepts messages
+    BUSY = "busy"  # ephemeral: it has claimed its attempt
+    DRAINING = "draining"  # finishes its work, takes nothing new
     TERMINATED = "terminated"
-    FAILED = "failed"  # never became ready, or died on its own
+    FAILED = "failed"  # never became ready, or died
 
 
 TASK_MOVES: Mapping[TaskState, frozenset[TaskState]] = {
@@ -45,7 +45,7 @@ TASK_MOVES: Mapping[TaskState, frozenset[TaskState]] = {
     TaskState.ADMITTED: frozenset({TaskState.RUNNING, TaskState.PENDING, TaskState.CANCELLED, TaskState.FAILED}),
     TaskState.RUNNING: frozenset({TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, TaskState.PENDING}),
     TaskState.SUCCEEDED: frozenset(),
-    # `megaflow retry` reopens what could not be scored; its attempts stay.
+    # `megaflow retry` reopens tasks that were not scored; their attempts stay.
     TaskState.FAILED: frozenset({TaskState.PENDING}),
     TaskState.CANCELLED: frozenset({TaskState.PENDING}),
 }

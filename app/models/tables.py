@@ -1,6 +1,6 @@
-"""The tables of PostgreSQL.
+"""Defines the tables of PostgreSQL.
 
-Invariants are indexes and triggers here, not habits of the code: one live attempt per task, one attempt per ephemeral
+Indexes and triggers enforce the invariants, not only code: one live attempt per task, one attempt per ephemeral
 instance, one firing per schedule and due time, one open binding per limit and line, no illegal move.
 """
 
@@ -34,7 +34,7 @@ _BOUNDED_REWARD = "verdict->>'reward' IS NULL OR abs((verdict->>'reward')::numer
 
 
 class Base(DeclarativeBase):
-    """Plain tables; names of constraints are fixed so that migrations can refer to them."""
+    """Base of the tables; names of constraints are fixed so that migrations can refer to them."""
 
     metadata = MetaData(
         naming_convention={
@@ -52,16 +52,16 @@ class Base(DeclarativeBase):
 
 
 def _partial(name: str, where: str, *columns: Any, unique: bool = False) -> Index:
-    """An index over the rows that match a condition."""
+    """Returns an index over the rows that match a condition."""
     return Index(name, *columns, unique=unique, postgresql_where=text(where))
 
 
 class SpecRow(Base):
-    """A task spec, once for all tasks that share it (16 replicas of a group hold one row)."""
+    """A task spec, stored once for all tasks that share it (16 replicas of a group share one row)."""
 
     __tablename__ = "specs"
     digest: Mapped[str] = mapped_column(primary_key=True)  # sha256 of the canonical JSON
-    body: Mapped[str]  # that JSON: never looked into by a query, so that a bulk load need not parse it
+    body: Mapped[str]  # that JSON, as text: no query reads inside, so a bulk load need not parse it
 
 
 class RunRow(Base):
@@ -74,12 +74,12 @@ class RunRow(Base):
     purpose: Mapped[str]  # evaluation | training | synthesis
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     total: Mapped[int]
-    deadline_at: Mapped[datetime | None]  # what has not ended by then ends as `expired`
+    deadline_at: Mapped[datetime | None]  # tasks not ended by then end as `expired`
     idempotency_key: Mapped[str | None]
-    budget_usd: Mapped[float | None]  # of model calls, all tasks together; None: not bounded
-    max_running: Mapped[int | None]  # attempts at once; None: not bounded
+    budget_usd: Mapped[float | None]  # for model calls of all tasks together; None: no limit
+    max_running: Mapped[int | None]  # attempts at once; None: no limit
     provenance: Mapped[dict[str, Any] | None]  # datasets with revision and content hash, and the selection
-    quorum: Mapped[int | None]  # as the next two: `GroupRules` of a training run
+    quorum: Mapped[int | None]  # this and the next two: `GroupRules` of a training run
     hedge_after: Mapped[int | None]  # percentile of the run's durations
     most_replicas: Mapped[int | None]
 
@@ -94,10 +94,10 @@ class RunRow(Base):
 
 
 class TaskRow(Base):
-    """One accepted agent task (one replica of a group).
+    """An accepted agent task (one replica of a group).
 
-    `run_id` and `spec_digest` are no foreign keys: their rows are written before it in its own transaction, nothing
-    ever deletes them, and the check would take a third of the time of a bulk load.
+    `run_id` and `spec_digest` are not foreign keys: their rows are written earlier in the same transaction and never
+    deleted, and the check would take a third of the time of a bulk load.
     """
 
     __tablename__ = "tasks"
@@ -111,15 +111,15 @@ class TaskRow(Base):
     model: Mapped[str | None]  # as submitted; None: the agent has none
     user_name: Mapped[str]
     requested_mode: Mapped[str]
-    mode: Mapped[str | None]  # what the scheduler made of it
+    mode: Mapped[str | None]  # as chosen by the scheduler
     resource_class: Mapped[str]
     priority: Mapped[int] = mapped_column(server_default="0")  # higher first
     state: Mapped[str] = mapped_column(server_default="pending")
     accepted_at: Mapped[datetime] = mapped_column(server_default=NOW)
     in_line: Mapped[bool] = mapped_column(server_default=text("true"))  # False: delayed, paused, or `waits`
-    waits: Mapped[bool] = mapped_column(server_default=text("false"))  # its run comes after tasks that go on
-    has_dependents: Mapped[bool] = mapped_column(server_default=text("false"))  # runs come after it, to be seen to
-    available_at: Mapped[datetime] = mapped_column(server_default=NOW)  # not before: retries, delays, `PAUSED`
+    waits: Mapped[bool] = mapped_column(server_default=text("false"))  # its run depends on tasks that have not ended
+    has_dependents: Mapped[bool] = mapped_column(server_default=text("false"))  # other runs depend on it
+    available_at: Mapped[datetime] = mapped_column(server_default=NOW)  # earliest start: retries, delays, `PAUSED`
     bounded: Mapped[bool] = mapped_column(server_default=text("false"))  # its run has `max_running`
     graded_apart: Mapped[bool] = mapped_column(server_default=text("false"))  # by a grader, after the agent's end
     group_started: Mapped[bool] = mapped_column(server_default=text("false"))  # a sibling has been admitted
@@ -133,9 +133,9 @@ class TaskRow(Base):
     finished_at: Mapped[datetime | None]
     end_reason: Mapped[str | None]
     verdict: Mapped[dict[str, Any] | None]
-    scripted: Mapped[bool] = mapped_column(server_default=text("false"))  # its graded attempt was
+    scripted: Mapped[bool] = mapped_column(server_default=text("false"))  # its graded attempt was scripted
     failure: Mapped[dict[str, Any] | None]
-    added_for: Mapped[str | None]  # why its group got it later (`app.ledger.replicas.Why`); None: as submitted
+    added_for: Mapped[str | None]  # reason why it was added to its group (`app.ledger.replicas.Why`); None: submitted
 
     __table_args__ = (
         CheckConstraint(_BOUNDED_REWARD, name="tasks_reward_check"),
@@ -143,7 +143,7 @@ class TaskRow(Base):
             "NOT waits OR NOT in_line AND state NOT IN ('admitted', 'running', 'succeeded')", name="tasks_waits_check"
         ),
         Index("tasks_run_id_group_id_idx", "run_id", "group_id"),
-        # One ordered line per user, mode and class: the dispatcher reads the head of each and nothing else.
+        # One ordered line per user, mode and class: the dispatcher reads only the head of each.
         _partial(
             "tasks_line_idx",
             "state = 'pending' AND in_line",
@@ -182,7 +182,7 @@ class TaskRow(Base):
 
 
 class AttemptRow(Base):
-    """One try at a task; never deleted."""
+    """An attempt at a task; never deleted."""
 
     __tablename__ = "attempts"
     id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -195,17 +195,17 @@ class AttemptRow(Base):
     instance_id: Mapped[UUID | None] = mapped_column(ForeignKey("instances.id"))
     dispatched_at: Mapped[datetime] = mapped_column(server_default=NOW)
     published_at: Mapped[datetime | None]
-    queue_host: Mapped[str | None]  # whose own queue its wake-up message is in; None: the common one
+    queue_host: Mapped[str | None]  # host whose queue has its wake-up message; None: the common queue
     claimed_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
-    deadline_at: Mapped[datetime | None]  # from the claim to the teardown; None: not claimed, or waits for a grader
+    deadline_at: Mapped[datetime | None]  # for claim to teardown; None: not claimed, or waits for a grader
     phases: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     environment: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     waits: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))  # limit: seconds waited for it
     cost_usd: Mapped[float | None]  # of its model calls; None: unknown
-    scripted: Mapped[bool] = mapped_column(server_default=text("false"))  # a replay engine answered one of its calls
-    graded_apart: Mapped[bool] = mapped_column(server_default=text("false"))  # as its task
-    gradings: Mapped[int] = mapped_column(server_default="0")  # fencing token: up with each claim of its grading
+    scripted: Mapped[bool] = mapped_column(server_default=text("false"))  # a replay engine answered a model call
+    graded_apart: Mapped[bool] = mapped_column(server_default=text("false"))  # copied from its task
+    gradings: Mapped[int] = mapped_column(server_default="0")  # fencing token: increased by each claim of its grading
     end_reason: Mapped[str | None]
     verdict: Mapped[dict[str, Any] | None]
     failure: Mapped[dict[str, Any] | None]
@@ -229,20 +229,20 @@ class AttemptRow(Base):
 
 
 class GradingRow(Base):
-    """The grading of an attempt in the state `grading`: waiting, or in a grader's hands. Gone with that state."""
+    """Grading of an attempt in the state `grading`: waiting or claimed. Deleted when the attempt leaves this state."""
 
     __tablename__ = "gradings"
     attempt_id: Mapped[UUID] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
     number: Mapped[int]  # of the attempt
     resource_class: Mapped[str]
-    submission: Mapped[dict[str, Any]]  # what the agent left
+    submission: Mapped[dict[str, Any]]  # the agent's result
     queued_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    available_at: Mapped[datetime] = mapped_column(server_default=NOW)  # not before: after a fault
+    available_at: Mapped[datetime] = mapped_column(server_default=NOW)  # earliest start, after a fault
     published_at: Mapped[datetime | None]
-    instance_id: Mapped[UUID | None]  # the grader that has it; None: it waits
+    instance_id: Mapped[UUID | None]  # the grader that claimed it; None: waiting
     started_at: Mapped[datetime | None]
-    faults: Mapped[int] = mapped_column(server_default="0")  # graders lost, gradings that failed
-    failure: Mapped[dict[str, Any] | None]  # the last of these
+    faults: Mapped[int] = mapped_column(server_default="0")  # lost graders and failed gradings
+    failure: Mapped[dict[str, Any] | None]  # the last fault
 
     __table_args__ = (
         _partial("gradings_waiting_idx", "instance_id IS NULL", "available_at"),
@@ -251,7 +251,7 @@ class GradingRow(Base):
 
 
 class LeaseRow(Base):
-    """The right to work on an attempt, until `expires_at`. Narrow, because it is written all the time."""
+    """Right to work on an attempt until `expires_at`. A narrow table, because it is updated very often."""
 
     __tablename__ = "leases"
     attempt_id: Mapped[UUID] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
@@ -268,17 +268,17 @@ class InstanceRow(Base):
     mode: Mapped[str]
     resource_class: Mapped[str]
     slots: Mapped[int]
-    host: Mapped[str | None]  # where it stands; None: tasks cannot be placed there
+    host: Mapped[str | None]  # host it runs on; None: tasks cannot be placed there
     state: Mapped[str] = mapped_column(server_default="requested")
-    handle: Mapped[str | None]  # the provider's own name for it: a pid, a container id
-    attempt_id: Mapped[UUID | None]  # ephemeral: the one attempt that it took
+    handle: Mapped[str | None]  # the provider's name of it: a pid, a container id
+    attempt_id: Mapped[UUID | None]  # ephemeral: the attempt that it claimed
     requested_at: Mapped[datetime] = mapped_column(server_default=NOW)
     ready_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
     deadline_at: Mapped[datetime | None]
     exit_code: Mapped[int | None]
-    seen_at: Mapped[datetime | None]  # a standing instance's last sign of life
-    swept_at: Mapped[datetime | None]  # when what it left behind was removed
+    seen_at: Mapped[datetime | None]  # last heartbeat of a standing instance
+    swept_at: Mapped[datetime | None]  # time at which its leftovers were removed
     draining_why: Mapped[str | None]  # scaled down, drained by hand, quarantined; None: not draining
 
     __table_args__ = (
@@ -290,10 +290,10 @@ class InstanceRow(Base):
 
 
 class EventRow(Base):
-    """A fact that happened, appended in the transaction that made it true.
+    """An event, appended in the transaction that caused it.
 
-    `txid` is that transaction. Ids are given before the commit, so a reader that goes by ids alone can miss one that
-    commits late; the stream's position is a snapshot of which transactions were decided (`app.ledger.stream`).
+    `txid` is that transaction. Ids are assigned before the commit, so a reader that uses only ids can miss an event
+    that commits late. The stream's position is a snapshot of the decided transactions (`app.ledger.stream`).
     """
 
     __tablename__ = "events"
@@ -310,16 +310,16 @@ class EventRow(Base):
     __table_args__ = (
         Index("events_task_id_idx", "task_id"),
         _partial("events_seldom_idx", "kind IN ('run.receipt', 'audit.alarm', 'audit.cleared')", "kind", "run_id"),
-        Index("events_txid_idx", "txid"),  # the stream asks for the newest and for few among millions
+        Index("events_txid_idx", "txid"),  # the stream selects the newest and a few among millions
     )
 
 
 class ResourceClassRow(Base):
-    """A kind of instance that an administrator offers, with queues and capacity of its own."""
+    """A kind of instance offered by an administrator, with its own queues and capacity."""
 
     __tablename__ = "resource_classes"
     name: Mapped[str] = mapped_column(primary_key=True)
-    cpus: Mapped[float | None]  # of one instance; None: not bounded
+    cpus: Mapped[float | None]  # of one instance; None: no limit
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     gpus: Mapped[int] = mapped_column(server_default="0")
     architecture: Mapped[str | None]  # amd64 | arm64; None: any
@@ -328,24 +328,24 @@ class ResourceClassRow(Base):
     persistent_provider: Mapped[str | None]
     pool_min: Mapped[int | None]  # standing instances; None: the setting (`standard`), else none
     pool_max: Mapped[int | None]
-    pool_slots: Mapped[int | None]  # attempts at once on one of them
-    pool_cooldown_s: Mapped[float | None]  # idle this long before the pool shrinks
+    pool_slots: Mapped[int | None]  # attempts at once on one instance
+    pool_cooldown_s: Mapped[float | None]  # idle time before the pool shrinks
 
 
 class QuotaRow(Base):
-    """What one user may have at once, and their weight in the fair share. `*` is everybody without a row."""
+    """Limits of a user, and the user's weight in the fair share. `*` applies to every user without a row."""
 
     __tablename__ = "quotas"
     user_name: Mapped[str] = mapped_column(primary_key=True)
     weight: Mapped[float] = mapped_column(server_default="1")
     running: Mapped[int | None]  # live attempts; None: no quota
-    pending: Mapped[int | None]  # accepted tasks that have not been admitted
+    pending: Mapped[int | None]  # accepted tasks not yet admitted
     instances: Mapped[int | None]  # ephemeral instances
-    spend_usd: Mapped[float | None]  # in all, since `AccountRow.since`
+    spend_usd: Mapped[float | None]  # in total, since `AccountRow.since`
 
 
 class AccountRow(Base):
-    """What a user has spent on model calls, as far as it is known."""
+    """Known cost of a user's model calls."""
 
     __tablename__ = "accounts"
     user_name: Mapped[str] = mapped_column(primary_key=True)
@@ -354,7 +354,7 @@ class AccountRow(Base):
 
 
 class LimitRow(Base):
-    """A named limit that an administrator has set; what has no row here has the default of the settings."""
+    """A named limit set by an administrator; a limit without a row has the default of the settings."""
 
     __tablename__ = "limits"
     name: Mapped[str] = mapped_column(primary_key=True)  # e.g. environment_starts:HOST, model_requests:user:NAME
@@ -363,7 +363,7 @@ class LimitRow(Base):
 
 
 class SemaphoreHolderRow(Base):
-    """A place at a distributed semaphore: waited for while `granted_at` is empty, gone when not renewed."""
+    """A place at a distributed semaphore: waiting while `granted_at` is empty; lost when not renewed."""
 
     __tablename__ = "semaphore_holders"
     limit_name: Mapped[str]
@@ -381,7 +381,7 @@ class SemaphoreHolderRow(Base):
 
 
 class PauseRow(Base):
-    """Nothing of this run is admitted until it is resumed."""
+    """A paused run: none of its tasks is admitted until it is resumed."""
 
     __tablename__ = "pauses"
     kind: Mapped[str]  # run
@@ -393,13 +393,13 @@ class PauseRow(Base):
 
 
 class LimitHistoryRow(Base):
-    """From when to when a limit kept a user's tasks of a mode and class waiting."""
+    """Period in which a limit kept a user's tasks of a mode and class waiting."""
 
     __tablename__ = "bindings"
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     limit_name: Mapped[str]
     user_name: Mapped[str]
-    mode: Mapped[str]  # as asked for: ephemeral | persistent | auto
+    mode: Mapped[str]  # as requested: ephemeral | persistent | auto
     resource_class: Mapped[str]
     since: Mapped[datetime] = mapped_column(server_default=NOW)
     until: Mapped[datetime | None]
@@ -413,7 +413,7 @@ class LimitHistoryRow(Base):
 
 
 class CreatedResourceRow(Base):
-    """A container, pod, network or volume that was made for an attempt, and when it was seen gone: a receipt's line."""
+    """A container, pod, network or volume created for an attempt, and the time of its removal: a line of a receipt."""
 
     __tablename__ = "created_resources"
     engine_id: Mapped[str] = mapped_column(
@@ -422,7 +422,7 @@ class CreatedResourceRow(Base):
     kind: Mapped[str]  # container | network | volume | folder | environment | pod
     run_id: Mapped[UUID]
     task_id: Mapped[UUID]
-    attempt_id: Mapped[UUID]  # the one it was made for; others may have used it after
+    attempt_id: Mapped[UUID]  # created for this attempt; later attempts may have used it
     instance_id: Mapped[UUID | None]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     destroyed_at: Mapped[datetime | None]
@@ -435,11 +435,11 @@ class CreatedResourceRow(Base):
 
 
 PAUSED = "9999-01-01 00:00:00+00"
-"""`TaskRow.available_at` of what is paused. Not infinity, which Python's datetime cannot hold."""
+"""`TaskRow.available_at` of paused tasks. Not infinity, which Python's datetime cannot represent."""
 
 
 class LegalMoveRow(Base):
-    """The state machine as the triggers see it; filled by the migrations from `app.models.states`."""
+    """State machine for the triggers; filled by the migrations from `app.models.states`."""
 
     __tablename__ = "legal_moves"
     kind: Mapped[str]

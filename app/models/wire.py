@@ -1,4 +1,4 @@
-"""Base of what crosses a process."""
+"""Defines the base class of data sent between processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Wire(BaseModel):
-    """Base of what crosses a process: frozen; unknown keys, and numbers that JSON has no word for, are refused."""
+    """Base of data sent between processes: frozen; refuses unknown keys and numbers that JSON cannot express."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

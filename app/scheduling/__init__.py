@@ -1,1 +1,1 @@
-"""Scheduling: the policy, the dispatcher that applies it, the reconciler that repairs differences."""
+"""Schedules tasks: the policy, the dispatcher that applies it, the reconciler that repairs differences."""

@@ -1,6 +1,6 @@
 """Checks the ledger's invariants periodically, repairs what is safe, and raises alarms.
 
-Any number may run; one looks at a time. It also issues the receipts of runs that have ended.
+Any number of auditors may run; one is active at a time. It also issues the receipts of ended runs.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 AUDITOR = 73054
-"""Advisory lock of the auditor that looks."""
+"""Advisory lock of the active auditor."""
 _ROUNDS = 3
-"""Mending one thing may show the next: looks in one pass."""
+"""Repair rounds in one pass: a repair may reveal the next problem."""
 _RECEIPTS_S = 5.0
-"""Between two looks for runs that are due a receipt."""
+"""Interval of looking for runs that need a receipt."""
 
 
 class Auditor:
-    """`run` blocks until told to stop; audits every `audit_s`."""
+    """Audits the ledger every `audit_s`; `run` blocks until its event is set."""
 
     def __init__(
         self, database: Database, settings: Settings, ended: Callable[[UUID], None] = lambda run_id: None
     ) -> None:
-        """ended: is told every run that gets its receipt."""
+        """ended: called for every run that gets its receipt."""
         self._ended = ended
         self._database = database
         self._settings = settings
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
         self._memory = Memory()
-        self._raised: set[str] | None = None  # findings whose alarm is on; None: to be read from the events
+        self._raised: set[str] | None = None  # findings with an active alarm; None: not yet read from the events
 
     def run(self, stop: threading.Event) -> None:
         lead = Leadership(self._database, AUDITOR)
@@ -57,13 +57,13 @@ class Auditor:
                         continue
                 except DatabaseUnavailable as error:
                     log.warning("auditor.interrupted", error=str(error))
-                self._memory, self._raised = Memory(), None  # somebody else may lead meanwhile
+                self._memory, self._raised = Memory(), None  # another auditor may lead in the meantime
                 stop.wait(min(5.0, self._settings.audit_s))
         finally:
             lead.release()
 
     def _issue(self, stop: threading.Event, lead: Leadership) -> None:
-        """Receipts, until the next audit is due or the lead is lost."""
+        """Issues receipts until the next audit is due or the lead is lost."""
         left_s = self._settings.audit_s
         while left_s > 0 and not stop.is_set() and lead.held():
             for run_id in receipts.issue(self._database):
@@ -73,7 +73,7 @@ class Auditor:
             left_s -= _RECEIPTS_S
 
     def audit(self) -> AuditResult:
-        """One pass: look, repair, look again, tell. What it found first, with what was repaired."""
+        """Looks, repairs, looks again, raises alarms. Returns the first findings with the counts of repairs."""
         first = seen = audit.look(self._database, self._settings, self._memory)
         repaired: dict[str, int] = {}
         for _ in range(_ROUNDS):
@@ -91,10 +91,8 @@ class Auditor:
         self._tell(findings)
         return replace(first, findings=findings)
 
-    # --- Alarms -----------------------------------------------------------------------------------------------------
-
     def _tell(self, findings: tuple[AuditFinding, ...]) -> None:
-        """An alarm when a finding is new, another fact when it is gone; nothing while it lasts."""
+        """Records an alarm for each new finding and a `cleared` event for each ended one; nothing in between."""
         raised = self._raised if self._raised is not None else self._on_record()
         now = {finding.name: finding for finding in findings}
         facts = [Fact("audit.alarm", data=_data(now[name])) for name in now if name not in raised]
@@ -107,7 +105,7 @@ class Auditor:
             write(fact.kind, **fact.data)
 
     def _on_record(self) -> set[str]:
-        """Alarms that an earlier auditor raised and did not see clear."""
+        """Returns the alarms that an earlier auditor raised and did not clear."""
         statement = text(
             "SELECT DISTINCT ON (data->>'finding') data->>'finding' AS finding, kind FROM events"
             " WHERE kind IN ('audit.alarm', 'audit.cleared') ORDER BY data->>'finding', id DESC"

@@ -11,18 +11,18 @@ from cronsim import CronSim, CronSimError
 from app.errors import OptionInvalid
 
 _MOST = 1000
-"""Due times looked at in one go: a minute's schedule after most of a day's stand-still."""
+"""Due times handled at once: enough for a schedule of every minute after 16 hours without a beat."""
 
 
 class Misfire(StrEnum):
-    """What happens to due times that passed while no beat ran."""
+    """Policies for due times that passed while no beat ran."""
 
-    SKIP = "skip"  # only a due time of the last `grace_s` is fired
-    ONCE = "once"  # the latest missed one is fired, the others are passed over
+    SKIP = "skip"  # fire only due times of the last `grace_s`
+    ONCE = "once"  # fire the latest missed due time, skip the others
 
 
 def check_cron(cron: str, now: datetime) -> datetime:
-    """The next due time. Raises: SpecInvalid: not five cron fields, or never due."""
+    """Returns the next due time. Raises: OptionInvalid: not five cron fields, or never due."""
     try:
         return next(CronSim(cron, now))
     except StopIteration:
@@ -32,17 +32,17 @@ def check_cron(cron: str, now: datetime) -> datetime:
 
 
 def due_times(cron: str, after: datetime, until: datetime) -> list[datetime]:
-    """Due times in (after, until], oldest first."""
-    found: list[datetime] = []
+    """Returns the due times in (after, until], oldest first."""
+    times: list[datetime] = []
     for due_at in CronSim(cron, after):
-        if due_at > until or len(found) >= _MOST:
+        if due_at > until or len(times) >= _MOST:
             break
-        found.append(due_at)
-    return found
+        times.append(due_at)
+    return times
 
 
 def to_fire(due: Sequence[datetime], misfire: Misfire, now: datetime, grace_s: float) -> list[datetime]:
-    """Which of the due times are fired now. One that is at most `grace_s` late is on time under either policy."""
+    """Returns the due times to fire now. A due time at most `grace_s` late is on time under both policies."""
     on_time = [due_at for due_at in due if (now - due_at).total_seconds() <= grace_s]
     if on_time or misfire is Misfire.SKIP:
         return on_time

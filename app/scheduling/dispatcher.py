@@ -1,6 +1,6 @@
-"""The dispatcher: admits tasks, requests instances, publishes wake-up messages.
+"""Dispatches tasks: admits tasks, requests instances, publishes wake-up messages.
 
-Woken by NOTIFY, decides in batches; any number may stand by, one decides at a time.
+Woken by NOTIFY, decides in batches. Any number of dispatchers may stand by; one decides at a time.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 Launch = Callable[[str, Sequence[InstanceRequest]], dict[UUID, str]]
-"""Asks a provider, by name, for instances; the handles of those that were started. Raises as `Provider.launch`."""
+"""Requests instances from a provider, by name; returns the handles of started ones. Raises: as `Provider.launch`."""
 Publish = Callable[[Sequence[QueuedMessage]], None]
-"""Puts messages into their queues. Raises what the broker raises: they are sent again later."""
+"""Puts messages into their queues. Raises the broker's errors: the messages are sent again later."""
 
 _STILLBORN = 5
-"""After this many failed launches in a row, no more instances are requested until time has passed."""
+"""Number of consecutive failed launches after which no instances are requested for some time."""
 _HOUSEKEEPING_S = 2.0
-"""Between two looks at what events do not tell: instances never requested, unclaimed messages, idle pools."""
+"""Interval of checks without events: instances never requested, unclaimed messages, idle pools."""
 _AT_HOST_S = 1.0
-"""A message that its host has not claimed by then goes to all: the host is gone, or its slots were taken meanwhile."""
+"""Time after which an unclaimed message of a host goes to all hosts: the host may be dead, or its slots in use."""
 _POOL_GONE_S = 5.0
-"""Attempts dispatched to a pool that is gone wait this long for it to come back, then are queued again."""
+"""Time that attempts dispatched to a removed pool wait for it to come back; then they are queued again."""
 _MOST_REST_S = 0.1
-"""After a look that took long, the next one waits as long again, but never longer than this."""
+"""Longest pause after a look. The pause is as long as the look took, up to this limit."""
 
 
 class Dispatcher:
-    """One stand-by or deciding dispatcher; `run` blocks until told to stop.
+    """A stand-by or deciding dispatcher; `run` blocks until its event is set.
 
-    image_key: what hosts call an environment's image; with it, tasks go where their image is. price: of instances; with
-    it, tasks of mode `auto` go where they are cheapest.
+    image_key: returns the hosts' name of an environment's image; if set, tasks go to hosts with their image. price: of
+    instances; if set, tasks of mode `auto` go where they are cheapest.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class Dispatcher:
         self._forecasts = Forecasts(price)
         self._windows = Windows(settings.host_cpu_most)
         self._failing = FailingPools(settings.pool_rest_s)
-        self._bound: set[QueueLimit] | None = None  # on record as limiting; None: not read yet
+        self._bound: set[QueueLimit] | None = None  # recorded as limiting; None: not read yet
         self._kept_house_at = -_HOUSEKEEPING_S
 
     def run(self, stop: threading.Event) -> None:
-        """Decide whenever something has changed, and at least every second."""
+        """Decides after each change, and at least every second."""
         lead, listener = Leadership(self._database, DISPATCHER), Listener(self._database, WORK)
         try:
             while not stop.is_set():
@@ -115,14 +115,14 @@ class Dispatcher:
             lead.release()
 
     def _forget(self) -> None:
-        """Forget what may be stale: another dispatcher may have decided since."""
+        """Clears caches that may be stale: another dispatcher may have decided since."""
         self._bound = None
         self._surplus.forget()
         self._placer.forget()
         self._windows.forget()
 
     def _decide(self, stop: threading.Event) -> float:
-        """Look until nothing is left to do; how long to sleep at most. A storm of wake-ups costs half the time."""
+        """Looks until nothing is left to do; returns the longest sleep. Many wake-ups use at most half of the time."""
         began = time.monotonic()
         while self.pass_once() and not stop.is_set():
             pass
@@ -132,7 +132,7 @@ class Dispatcher:
         return 1.0 if due_s is None else max(0.005, min(1.0, due_s))
 
     def pass_once(self) -> bool:
-        """One look, one batch. True when there may be more to do at once."""
+        """Looks once and admits one batch. True: there may be more to do at once."""
         settings = self._settings
         keep_house = time.monotonic() - self._kept_house_at >= min(_HOUSEKEEPING_S, settings.republish_s)
         if keep_house:
@@ -147,10 +147,10 @@ class Dispatcher:
             decision, hosts, more = self._choose(connection, view)
             admitted = admission.admit(connection, decision.chosen, hosts) if decision.chosen else []
             seen.unclaimed.update((Mode(item.mode), item.resource_class) for item in admitted)
-            wanted = self._demands(connection, view)
-            requested = [(want, instances.request(connection, want)) for want in wanted]
+            demands = self._demands(connection, view)
+            requested = [(want, instances.request(connection, want)) for want in demands]
             due = admitted
-            if keep_house:  # it also finds what has just been admitted, and for no host
+            if keep_house:  # includes attempts just admitted, without their host: `admitted` overrides
                 due = admission.unpublished(connection, settings.republish_s, 1000, at_host_s=_AT_HOST_S) + admitted
             due = due + gradings.unpublished(connection, settings.republish_s)
             self._note_limits(connection, decision, view)
@@ -174,7 +174,7 @@ class Dispatcher:
         return DispatchView(defined, seen, keys, standings, bounded, self._windows.look(connection), failing)
 
     def _choose(self, connection: Connection, view: DispatchView) -> tuple[Decision, dict[UUID, str], bool]:
-        """Who goes now, and for which host if for one; True when the batch, and not a limit, kept a task waiting."""
+        """Chooses tasks and their hosts, if any. True: the batch size, not a limit, kept a task waiting."""
         seen, standings, withheld = view.seen, view.standings, view.withheld
         capacity = withheld.less(_capacity(view.classes, seen))
         free = policy.free_slots(capacity, seen.live - seen.draining)
@@ -188,8 +188,8 @@ class Dispatcher:
             else:
                 open_queues.append(key)
         rooms = {run.run_id: run.room for run in view.bounded}
-        found = self._queues(connection, open_queues, free, view)
-        queues = [queue for queue, _ in found]
+        queue_heads = self._queues(connection, open_queues, free, view)
+        queues = [queue for queue, _ in queue_heads]
         foreseen = any(task.forecast is not None for queue in queues for task in queue.waiting)
         outlooks = self._forecasts.outlooks(view.classes.values(), capacity) if foreseen else None
         batch = self._settings.dispatch_batch
@@ -205,25 +205,25 @@ class Dispatcher:
         )
         behind = any(queue.more and queue.identity not in decision.limiting for queue in queues)
         more = len(decision.chosen) >= batch or behind
-        chosen, hosts = self._placer.place(connection, seen.spread, found, decision.chosen, withheld.slots)
+        chosen, hosts = self._placer.place(connection, seen.spread, queue_heads, decision.chosen, withheld.slots)
         limiting = {key: _by_pressure(names, view) for key, names in {**held_up, **decision.limiting}.items()}
         return Decision(chosen, limiting), hosts, more
 
     def _queues(
         self, connection: Connection, keys: Sequence[QueueKey], free: dict[Key, int], view: DispatchView
     ) -> list[tuple[TaskQueue, list[Head]]]:
-        """The heads of the queues that have room: as many as may go, shared out when there are many queues; and with
-        each queue those who may change places."""
+        """Returns the heads of the queues with room: as many as may be admitted, divided if there are many queues; and
+        with each queue the tasks that may be exchanged."""
         batch, spread = self._settings.dispatch_batch, view.seen.spread
-        wanted = {}
+        counts = {}
         for key in keys:
             modes = (Mode.PERSISTENT, Mode.EPHEMERAL) if key.mode is Mode.AUTO else (key.mode,)
             room = min(batch, sum(free.get((mode, key.resource_class), 0) for mode in modes))
-            wanted[key] = min(room, max(16, 4 * batch // len(keys)))
-        takes = [(key, most + 1 + self._placer.looks_behind(key, spread, len(keys))) for key, most in wanted.items()]
+            counts[key] = min(room, max(16, 4 * batch // len(keys)))
+        takes = [(key, most + 1 + self._placer.looks_behind(key, spread, len(keys))) for key, most in counts.items()]
         full = [run.run_id for run in view.bounded if not run.room]
-        found = waiting.heads(connection, takes, full, view.withheld.full)
-        expected = self._expected(connection, view, {key: found[key][:most] for key, most in wanted.items()})
+        heads = waiting.heads(connection, takes, full, view.withheld.full)
+        expected = self._expected(connection, view, {key: heads[key][:most] for key, most in counts.items()})
         return [
             (
                 TaskQueue(
@@ -232,20 +232,20 @@ class Dispatcher:
                     key.resource_class,
                     [
                         policy.QueuedTask(c.task_id, c.priority, c.run_id, c.again, c.model, expected.get(c.task_id))
-                        for c in found[key][:most]
+                        for c in heads[key][:most]
                     ],
-                    more=len(found[key]) > most,
+                    more=len(heads[key]) > most,
                     avoids_pool=view.avoids_pool(key),
                 ),
-                [Head(c.task_id, (key, c.priority, c.again, c.run_id, c.model)) for c in found[key]] if spread else [],
+                [Head(c.task_id, (key, c.priority, c.again, c.run_id, c.model)) for c in heads[key]] if spread else [],
             )
-            for key, most in wanted.items()
+            for key, most in counts.items()
         ]
 
     def _expected(
         self, connection: Connection, view: DispatchView, heads: Mapping[QueueKey, Sequence[WaitingTask]]
     ) -> dict[UUID, Forecast]:
-        """Of the tasks whose mode is to be chosen, where their class has both."""
+        """Returns forecasts of the tasks of mode `auto` whose class has both modes."""
         expected: dict[UUID, Forecast] = {}
         for key, tasks in heads.items():
             defined = view.classes.get(key.resource_class)
@@ -254,7 +254,7 @@ class Dispatcher:
         return expected
 
     def _note_limits(self, connection: Connection, decision: Decision, view: DispatchView) -> None:
-        """Keep on record which limit holds up whom, from when to when."""
+        """Records which limits keep which queues waiting, with start and end."""
         if self._bound is None:
             self._bound = set(waiting.open_limits(connection))
         now = {QueueLimit(name, QueueKey(*key)) for key, names in decision.limiting.items() for name in names}
@@ -270,39 +270,39 @@ class Dispatcher:
 
     def _demands(self, connection: Connection, view: DispatchView) -> list[InstanceDemand]:
         seen, defined = view.seen, view.classes
-        wanted = []
+        demands = []
         for (mode, name), gap in policy.missing_ephemeral(seen.unclaimed, seen.coming).items():
             if name in defined:
                 provider, lifetime_s = defined[name].ephemeral_provider, self._settings.ephemeral_lifetime_s
-                wanted.append(InstanceDemand(provider, InstanceMode(mode), name, 1, gap, lifetime_s))
+                demands.append(InstanceDemand(provider, InstanceMode(mode), name, 1, gap, lifetime_s))
         backlogs = self._backlogs(connection, view)
         for each in defined.values():
             growth = pools.target(each, seen, backlogs, view.standings) - seen.instances[Mode.PERSISTENT, each.name]
             self._surplus.note((InstanceMode.PERSISTENT, each.name), -growth)
             if growth > 0:
                 pool = (each.persistent_provider, InstanceMode.PERSISTENT, each.name, each.pool_slots)
-                wanted.append(InstanceDemand(*pool, growth, None))
+                demands.append(InstanceDemand(*pool, growth, None))
             slots, most = self._settings.grading_slots, self._settings.grading_pool()
             growth = pools.graders(each.name, seen, slots=slots, most=most) - seen.graders[each.name]
             self._surplus.note((InstanceMode.GRADING, each.name), -growth)
             if growth > 0:
-                wanted.append(
+                demands.append(
                     InstanceDemand(each.persistent_provider, InstanceMode.GRADING, each.name, slots, growth, None)
                 )
         return [
             want
-            for want in wanted
+            for want in demands
             if not self._rests.resting(want.provider) and seen.stillborn[want.mode, want.resource_class] < _STILLBORN
         ]
 
     def _backlogs(self, connection: Connection, view: DispatchView) -> dict[QueueKey, int]:
-        """What waits for pools that follow their backlog, as far as it matters to them."""
+        """Returns the backlogs of the queues of elastic pools, up to the largest pool's slots."""
         sizes = {name: o.pool_max * o.pool_slots for name, o in view.classes.items() if pools.elastic(o)}
         keys = [key for key in view.queues if key.mode is not Mode.EPHEMERAL and key.resource_class in sizes]
         return waiting.backlogs(connection, keys, max(sizes.values(), default=0), view.bounded)
 
     def _start(self, want: InstanceDemand, ids: Sequence[UUID], size: ResourceClass | None) -> None:
-        """Ask the provider; whatever it could not start is closed at once, and asked for again at the next look."""
+        """Requests instances from the provider; closes those that did not start (requested again at the next look)."""
         requests = [
             InstanceRequest(
                 instance_id=instance_id,
@@ -324,7 +324,7 @@ class Dispatcher:
         except LaunchUnclear as error:
             log.warning("dispatcher.launch_unclear", provider=want.provider, error=str(error))
             self._rests.failed(want.provider, wholly=True)
-            return  # still rows that nobody has a handle of: asked for again, see `_keep_house`
+            return  # the rows stay without handles and are requested again, see `_keep_house`
         except InstanceFailed as error:
             why = str(error)
             log.warning("dispatcher.launch_failed", provider=want.provider, error=why)
@@ -337,15 +337,15 @@ class Dispatcher:
         instances.exited_many(self._database, lost, self._retry)
 
     def _keep_house(self, defined: dict[str, ResourceClass]) -> None:
-        """What no event tells: rows whose provider was never asked, idle instances, spent budgets."""
+        """Handles cases without events: rows never sent to their provider, idle instances, spent budgets."""
         if spent := pauses.hold_spent(self._database):
             log.info("dispatcher.budgets_spent", runs=[str(run_id) for run_id in spent])
         model_sessions.settle_lost(self._database)
         with self._database.begin() as connection:
             forgotten = instances.pending_requests(connection, _HOUSEKEEPING_S, 1000)
             seen = waiting.occupancy(connection)
-            gone = [o.name for o in defined.values() if not o.pool_max and not seen.instances[Mode.PERSISTENT, o.name]]
-            admission.unseat(connection, gone, older_than_s=_POOL_GONE_S)
+            names = [o.name for o in defined.values() if not o.pool_max and not seen.instances[Mode.PERSISTENT, o.name]]
+            admission.unseat(connection, names, older_than_s=_POOL_GONE_S)
             spare = [
                 one
                 for each in defined.values()
@@ -354,7 +354,7 @@ class Dispatcher:
                 for one in instances.least_busy(connection, mode, each.name, count)
             ]
         for instance_id, demand in forgotten:
-            if not self._rests.resting(demand.provider):  # else still a row, requested again at the next look
+            if not self._rests.resting(demand.provider):  # else the row stays and is requested at the next look
                 self._start(demand, [instance_id], defined.get(demand.resource_class))
         if spare:
             log.info("dispatcher.pool_shrinks", instances=[str(i) for i in spare])
@@ -368,7 +368,7 @@ class Dispatcher:
         items = list(due.values())
         try:
             self._publish(items)
-        except Exception as error:  # noqa: BLE001  whatever a broker raises, the rows are safe and sent again
+        except Exception as error:  # noqa: BLE001  after any broker error the rows are safe and sent again
             log.warning("dispatcher.publish_failed", messages=len(items), error=str(error))
             self._kept_house_at = -_HOUSEKEEPING_S  # the next look sends them again
             return
@@ -380,9 +380,9 @@ class Dispatcher:
 
 @dataclass(frozen=True, slots=True)
 class DispatchView:
-    """What one look saw. `queues`: with tasks that wait; `standings`: of the users who stand in them.
+    """State seen by one look. `queues`: with waiting tasks; `standings`: of the users of these queues.
 
-    `bounded`: the runs in them that have a bound on their attempts at once; `withheld`: what pressure takes away;
+    `bounded`: their runs with a limit of attempts at once; `withheld`: slots and room taken away by pressure;
     `failing`: classes whose pool fails.
     """
 
@@ -399,7 +399,7 @@ class DispatchView:
 
 
 def _by_pressure(names: tuple[str, ...], view: DispatchView) -> tuple[str, ...]:
-    """The same limits, but for pools whose slots are not all taken: there it is the pressure that binds."""
+    """Replaces the limits of pools with unused slots by the pressure limit, which is the limiting factor there."""
     bound = {
         f"{what}:persistent.{name}": pressure.host_limit(name)
         for name in {name for _, name in view.withheld.slots}
@@ -410,7 +410,7 @@ def _by_pressure(names: tuple[str, ...], view: DispatchView) -> tuple[str, ...]:
 
 
 def _capacity(defined: dict[str, ResourceClass], seen: Occupancy) -> dict[Key, int]:
-    """Slots by mode and class: what is allowed for ephemeral, what the standing instances offer for persistent."""
+    """Returns slots by mode and class: allowed ones for ephemeral, those of standing instances for persistent."""
     capacity = {key: slots for key, slots in seen.slots.items() if key[0] is Mode.PERSISTENT}
     return capacity | {(Mode.EPHEMERAL, name): each.ephemeral_capacity for name, each in defined.items()}
 

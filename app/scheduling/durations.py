@@ -1,4 +1,4 @@
-"""What tasks have taken lately, by dataset, agent and image, for the choice of their mode."""
+"""Learns recent durations of tasks, by dataset, agent and image, for the choice of their mode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEWEST, _KEPT_DIGESTS = 1_000, 20_000
 
 
 class TaskKind(NamedTuple):
-    """What makes tasks alike. `image` is empty for what is built from a recipe."""
+    """Key of tasks with similar durations. `image` is empty for images built from a recipe."""
 
     dataset: str
     agent: str
@@ -29,7 +29,7 @@ class TaskKind(NamedTuple):
 
 
 class PendingTask(NamedTuple):
-    """A task that waits: its kind, and when its run must have ended."""
+    """A waiting task: its kind, and the deadline of its run."""
 
     kind: TaskKind
     deadline_at: datetime | None
@@ -37,7 +37,7 @@ class PendingTask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Means over the newest attempts, in seconds: from the claim to the end by mode, and from admission to claim."""
+    """Mean seconds of the newest attempts, by mode: from claim to end (held), and from admission to claim (start)."""
 
     held_s: Mapping[Mode, float] = field(default_factory=dict)
     start_s: Mapping[Mode, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ WHERE a.state = 'finished' AND a.claimed_at IS NOT NULL ORDER BY a.id DESC LIMIT
 
 
 class Durations:
-    """One dispatcher's memory of them; read again every half minute, and only when it is asked."""
+    """Cache of a dispatcher for durations; refreshed on use, at most every 30 seconds."""
 
     def __init__(self) -> None:
         self._read_at = -_REFRESH_S
@@ -64,7 +64,7 @@ class Durations:
         self._learned: dict[tuple[str, ...], Learned] = {}
 
     def pending(self, connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, PendingTask]:
-        """The kinds and deadlines of these tasks."""
+        """Returns the kinds and deadlines of these tasks."""
         rows = sql(
             connection,
             "SELECT t.id, t.spec_digest, r.deadline_at FROM tasks t JOIN runs r ON r.id = t.run_id"
@@ -75,26 +75,26 @@ class Durations:
         return {row.id: PendingTask(kinds[row.spec_digest], row.deadline_at) for row in rows}
 
     def refresh(self, connection: Connection) -> None:
-        """Read what has ended lately, unless that was done a moment ago."""
+        """Reads the recently ended attempts, at most every 30 seconds."""
         if time.monotonic() - self._read_at < _REFRESH_S:
             return
         self._read_at = time.monotonic()
         rows = sql(connection, _FINISHED, {"newest": _NEWEST}).all()
         kinds = self._kinds_of(connection, {row.spec_digest for row in rows})
-        found: defaultdict[tuple[str, ...], list[Row[Any]]] = defaultdict(list)
+        groups: defaultdict[tuple[str, ...], list[Row[Any]]] = defaultdict(list)
         for row in rows:
             kind = kinds[row.spec_digest]
             for alike in (kind, kind[:2], kind[1:2], ()):
-                found[alike].append(row)
-        self._learned = {alike: _means(held) for alike, held in found.items()}
+                groups[alike].append(row)
+        self._learned = {alike: _means(held) for alike, held in groups.items()}
 
     def of(self, kind: TaskKind) -> Learned | None:
-        """Of tasks of that kind; else of that dataset and agent, else of that agent. None: nothing is known."""
+        """Returns the durations of that kind; else of its dataset and agent; else of its agent. None: unknown."""
         known = (self._learned.get(alike) for alike in (kind, kind[:2], kind[1:2]))
         return next((one for one in known if one is not None), None)
 
     def of_all(self) -> Learned:
-        """Of whatever ended lately."""
+        """Returns the durations of all recently ended attempts."""
         return self._learned.get((), Learned())
 
     def _kinds_of(self, connection: Connection, digests: set[str]) -> Mapping[str, TaskKind]:
@@ -105,7 +105,7 @@ class Durations:
                 unknown = digests
             rows = sql(
                 connection,
-                f"SELECT s.digest, {_KIND} FROM specs s WHERE s.digest = ANY(:digests)",  # noqa: S608 (our own words)
+                f"SELECT s.digest, {_KIND} FROM specs s WHERE s.digest = ANY(:digests)",  # noqa: S608 (constant text)
                 {"digests": list(unknown)},
             )
             self._kinds |= {row.digest: TaskKind(row.dataset, row.agent, row.image) for row in rows}

@@ -1,9 +1,9 @@
-"""Chooses the host for the next tasks of a persistent pool, by where their images are. No I/O.
+"""Chooses the host for the next tasks of a persistent pool, by the location of their images. No I/O.
 
-Only a preference, in two ways that cost no task anything: each task that goes now is sent to one of the hosts with a
-free slot; and of one user's tasks that are equal but for their arrival, one whose image is where the slot is may go
-first. How many go, and whose they are, is decided before (`policy.admit`) and stays.
-Source: Zaharia et al., Delay Scheduling (2010), whose tasks let slots pass for a bounded time; here a slot never waits.
+This is only a preference and delays no task. Each admitted task is sent to a host with a free slot. Among tasks of one
+user that differ only in arrival, a task whose image is on the host may go first. The number of tasks and their users
+are decided before (`policy.admit`) and do not change.
+Source: Zaharia et al., Delay Scheduling (2010). There tasks skip slots for a limited time; here a slot never waits.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any, NamedTuple
 from app.models.spec import SEVERAL
 
 LOOK_AHEAD = 64
-"""How many of the first tasks of one turn may go next."""
+"""Number of first tasks of a turn that may go next."""
 MOST_OVERTAKEN = 64
-"""A task that this many others of its turn have overtaken is overtaken no more."""
+"""Number of times a task may be overtaken by others of its turn."""
 
 
 class Contender(NamedTuple):
-    """A task that may go now. Those of one `turn` are equal but for their arrival: they may change places."""
+    """A task that may go now. Tasks of one `turn` differ only in arrival: they may be exchanged."""
 
     identity: Any
     turn: Any
-    image: str = ""  # what hosts call it; empty: it needs none
+    image: str = ""  # the hosts' name of the image; empty: no image needed
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementChoice:
-    """Who goes, in order, and to which host (None: any); and how often those who stay were overtaken."""
+    """Chosen tasks in order, with host (None: any); and how often each remaining task was overtaken."""
 
     chosen: list[tuple[Any, str | None]]
     overtaken: dict[Any, int]
@@ -49,11 +49,11 @@ def place(
     look_ahead: int = LOOK_AHEAD,
     most_overtaken: int = MOST_OVERTAKEN,
 ) -> PlacementChoice:
-    """As many of each turn as were `chosen`, each for a host with a free slot as long as there is one.
+    """Chooses tasks and hosts: per turn as many tasks as in `chosen`, with a host while free slots remain.
 
-    chosen: in their order; behind: those who come after them, in theirs. free: slots by host, also of those that have
-    none. where: the hosts that have an image, or will. overtaken: how often each task was, until now. No task is
-    overtaken by more than `most_overtaken`, nor by one who stands `look_ahead` places behind.
+    chosen: in order; behind: the tasks after them, in order. free: slots by host, including hosts with 0. where: hosts
+    that have an image or will have it. overtaken: how often each task was overtaken so far. A task is overtaken at most
+    `most_overtaken` times, and only by tasks less than `look_ahead` places behind.
     """
     hosts = _Hosts(free, where)
     waiting: defaultdict[Any, _TurnQueue] = defaultdict(lambda: _TurnQueue(overtaken, look_ahead, most_overtaken))
@@ -69,9 +69,9 @@ def place(
 
 
 def home_of(image: str, hosts: Iterable[str]) -> str | None:
-    """The host that should have an image that none has: the same for every caller, and evenly spread.
+    """Returns the host that should fetch an image that no host has: same for every caller, evenly distributed.
 
-    None for the images of several containers: they are of use only where an engine is, and hosts do not say.
+    None for the images of several containers: they need a container engine, which hosts do not report.
 
     Source: Thaler and Ravishankar, Using name-based mappings to increase hit rates (1998): rendezvous hashing.
     """
@@ -81,7 +81,7 @@ def home_of(image: str, hosts: Iterable[str]) -> str | None:
 
 
 def queue_at(queue: str, host: str) -> str:
-    """A host's own part of a queue, to which its standing instances listen beside the common one."""
+    """Returns the name of a host's own queue; its standing instances consume it and the common queue."""
     return f"{queue}.{host}"
 
 
@@ -91,7 +91,7 @@ def _weight(host: str, image: str) -> bytes:
 
 
 class _Hosts:
-    """Free slots, and which images are where, as they change from choice to choice."""
+    """Free slots and locations of images, updated by each choice."""
 
     def __init__(self, free: Mapping[str, int], where: Mapping[str, Collection[str]]) -> None:
         self._all = sorted(free)
@@ -99,11 +99,11 @@ class _Hosts:
         self._where = {image: set(hosts) for image, hosts in where.items()}
 
     def with_image(self, image: str) -> str | None:
-        """One with a free slot that has it: the one with most; None when no host has both."""
+        """Returns the host with the image and the most free slots; None: no host has both."""
         return self._freest(self._where.get(image, ())) if image else None
 
     def at_home(self, image: str) -> str | None:
-        """Where an image that no host has should be, when a slot is free there."""
+        """Returns the home of an image that no host has, if a slot is free there."""
         if not image or self._where.get(image):
             return None
         home = home_of(image, self._all)
@@ -124,17 +124,17 @@ class _Hosts:
 
 @dataclass(slots=True)
 class _TurnQueue:
-    """The tasks of one turn that have not gone, first to last."""
+    """Remaining tasks of one turn, first to last."""
 
-    before: Mapping[Any, int]  # how often each was overtaken until now
+    before: Mapping[Any, int]  # how often each task was overtaken in earlier passes
     look_ahead: int
     most: int
     queue: deque[Contender] = field(default_factory=deque)
-    now: Counter[Any] = field(default_factory=Counter)  # and since
+    now: Counter[Any] = field(default_factory=Counter)  # the same, in this pass
 
     def next(self, hosts: _Hosts) -> tuple[Contender, str | None]:
-        """Who goes, and where: the first whose image is where a slot is; else whose image should be there; else the
-        first."""
+        """Returns the next task and its host: the first task whose image is on a host with a free slot; else the first
+        whose image should be there; else the first task."""
         reach = self._reach()
         for find in (hosts.with_image, hosts.at_home):
             for place in range(reach):
@@ -143,7 +143,7 @@ class _TurnQueue:
         return self._take(0), hosts.freest()
 
     def _reach(self) -> int:
-        """How many of the first may go: none behind one that has been overtaken often enough."""
+        """Returns how many of the first tasks may go: none behind a task that has reached `most`."""
         reach = min(self.look_ahead, len(self.queue))
         for place in range(reach):
             if self._count(self.queue[place].identity) >= self.most:

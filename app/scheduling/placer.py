@@ -1,6 +1,6 @@
-"""Gives the dispatcher what it needs to place tasks by image, cached between passes.
+"""Places the dispatcher's tasks by image, with data cached between passes.
 
-Asked only while the standing instances of a class are on several hosts: on one machine nothing of this is read.
+Used only while a class has standing instances on several hosts: on a single machine nothing is read.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from app.scheduling.placement import Contender
 from app.scheduling.policy import TaskQueue
 
 _EXPECTED_S = 300.0
-"""A host that was sent a task is taken to have its image for this long without a report: it may be pulling it."""
+"""Time for which a host that got a task counts as having its image without a report: it may be pulling it."""
 _MOST_REMEMBERED = 20_000
 
 
 class Head(NamedTuple):
-    """A task near the head of a queue. Those of one `turn` are equal but for their arrival."""
+    """A task near the head of a queue. Tasks of one `turn` differ only in arrival."""
 
     task_id: UUID
     turn: Any
 
 
 class Placer:
-    """One dispatcher's. `image_key`: what hosts call an image; None: nothing is placed."""
+    """Placer of a dispatcher. `image_key`: returns the hosts' name of an image; None: no placement."""
 
     def __init__(self, image_key: ImageKey | None) -> None:
         self._images = None if image_key is None else ImagesOfTasks(image_key)
         self._overtaken: dict[UUID, int] = {}
-        self._expected: dict[tuple[str, str], float] = {}  # image and host: monotonic seconds until when
+        self._expected: dict[tuple[str, str], float] = {}  # image and host: expiry in monotonic seconds
 
     def looks_behind(self, key: QueueKey, spread: Collection[str], queues: int) -> int:
-        """How many more tasks of this queue to read than may go."""
+        """Returns how many tasks of this queue to read in addition to those that may go."""
         if self._images is None or key.mode is Mode.EPHEMERAL or key.resource_class not in spread:
             return 0
-        return min(placement.LOOK_AHEAD, max(4, 4 * placement.LOOK_AHEAD // queues))  # shared out, as what may go is
+        return min(placement.LOOK_AHEAD, max(4, 4 * placement.LOOK_AHEAD // queues))  # divided among queues
 
     def place(
         self,
@@ -55,9 +55,9 @@ class Placer:
         chosen: Sequence[tuple[UUID, Mode]],
         withheld: Mapping[tuple[str, str], int],
     ) -> tuple[list[tuple[UUID, Mode]], dict[UUID, str]]:
-        """The same choice, with tasks of one turn exchanged for each other, and the hosts that they are for.
+        """Returns the choice with tasks of one turn exchanged for each other, and the tasks' hosts.
 
-        queues: each with its heads, those who may go and those behind them. withheld: slots that are to stay free, by
+        queues: each with its heads (tasks that may go and tasks behind them). withheld: slots that must stay free, by
         host and class.
         """
         if self._images is None or not spread:
@@ -66,7 +66,7 @@ class Placer:
         exchanged: dict[UUID, UUID] = {}
         hosts: dict[UUID, str] = {}
         for name in spread:
-            heads = {head.task_id: head for queue, found in queues if queue.resource_class == name for head in found}
+            heads = {head.task_id: head for queue, first in queues if queue.resource_class == name for head in first}
             going = [heads[i] for i, mode in chosen if i in heads and mode is Mode.PERSISTENT]
             if going:
                 turns = {head.turn for head in going}
@@ -83,32 +83,32 @@ class Placer:
     ) -> list[tuple[UUID, str | None]]:
         assert self._images is not None
         images = self._images.of(connection, [head.task_id for head in (*going, *behind)])
-        wanted = {image for image in images.values() if image}
-        made = placement.place(
+        needed = {image for image in images.values() if image}
+        choice = placement.place(
             [Contender(head.task_id, head.turn, images.get(head.task_id, "")) for head in going],
             [Contender(head.task_id, head.turn, images.get(head.task_id, "")) for head in behind],
             free,
-            self._where(connection, wanted),
+            self._where(connection, needed),
             self._overtaken,
         )
-        self._remember(made, images)
-        return made.chosen
+        self._remember(choice, images)
+        return choice.chosen
 
     def _where(self, connection: Connection, images: set[str]) -> Mapping[str, Collection[str]]:
-        """Who has them, and who was sent a task that needs them."""
-        found: defaultdict[str, set[str]] = defaultdict(set)
+        """Returns by image the hosts that have it or got a task that needs it."""
+        hosts_by_image: defaultdict[str, set[str]] = defaultdict(set)
         for image, hosts in host_images.where(connection, images).items():
-            found[image] |= hosts
+            hosts_by_image[image] |= hosts
         now = time.monotonic()
         for (image, host), until in list(self._expected.items()):
             if until < now:
                 del self._expected[image, host]
             elif image in images:
-                found[image].add(host)
-        return found
+                hosts_by_image[image].add(host)
+        return hosts_by_image
 
     def _remember(self, made: placement.PlacementChoice, images: Mapping[UUID, str]) -> None:
-        if len(self._overtaken) > _MOST_REMEMBERED:  # mostly of tasks that were cancelled
+        if len(self._overtaken) > _MOST_REMEMBERED:  # mostly cancelled tasks
             self._overtaken.clear()
         self._overtaken.update(made.overtaken)
         for task_id, host in made.chosen:
@@ -117,6 +117,6 @@ class Placer:
                 self._expected[images[task_id], host] = time.monotonic() + _EXPECTED_S
 
     def forget(self) -> None:
-        """Another dispatcher has decided meanwhile."""
+        """Clears the cache: another dispatcher has decided in the meantime."""
         self._overtaken.clear()
         self._expected.clear()

@@ -1,7 +1,7 @@
-"""The scheduling policy as pure functions.
+"""Implements the scheduling policy as pure functions.
 
-The order: priority; then what had its turn and lost it; then weighted fair share between users; then first come first
-served; within a run, groups that have started. `DispatchOrder.FIFO` leaves the fair share out, as in the paper.
+The order: priority; then retried tasks, which already had their turn; then weighted fair share between users; then
+arrival; within a run, groups that have started. `DispatchOrder.FIFO` omits the fair share, as in the paper.
 Source: MegaFlow, section 2.3 (Task Scheduler).
 """
 
@@ -22,36 +22,36 @@ Key = tuple[Mode, str]
 
 
 class DispatchOrder(StrEnum):
-    """Who goes first among tasks of one priority."""
+    """Order of tasks with the same priority."""
 
-    FAIR = "fair"  # the user who holds least for their weight
-    FIFO = "fifo"  # whoever came first
+    FAIR = "fair"  # the user with the fewest slots per weight first
+    FIFO = "fifo"  # by arrival
 
 
 class Forecast(NamedTuple):
-    """What a task of mode `auto` is expected to take and to cost in each mode, from its admission to its end."""
+    """Expected time and cost of a task of mode `auto` in each mode, from admission to end."""
 
     seconds: Mapping[Mode, float]
     usd: Mapping[Mode, float]
-    due_s: float | None = None  # until its deadline; None: it has none
+    due_s: float | None = None  # seconds until its deadline; None: no deadline
 
 
 class QueuedTask(NamedTuple):
-    """One task at the head of a queue. `arrival` is its run, by which runs are sorted; `again`: it runs once more."""
+    """A task at the head of a queue. `arrival` is its run, by which tasks are sorted; `again`: it is a retry."""
 
     identity: Any
     priority: int
     arrival: Any
     again: bool = False
     model: str | None = None
-    forecast: Forecast | None = None  # of mode `auto`; None: nothing is known of its like
+    forecast: Forecast | None = None  # of mode `auto`; None: nothing is known about similar tasks
 
 
 @dataclass(frozen=True, slots=True)
 class TaskQueue:
-    """The first tasks of one user that asked for this mode and class, in the order in which they may go.
+    """First tasks of one user with this requested mode and class, in order.
 
-    `more`: others stand behind them. `avoids_pool`: of mode `auto`, while the pool of the class fails.
+    `more`: there are tasks behind them. `avoids_pool`: mode `auto` while the pool of the class fails.
     """
 
     user_name: str
@@ -75,7 +75,7 @@ class TaskQueue:
 
 @dataclass(slots=True)
 class UserShare:
-    """What one user holds, and how much more they may. None: not bounded."""
+    """Slots and quotas of one user. None: no limit."""
 
     weight: float = 1.0
     live: Counter[Key] = field(default_factory=Counter)
@@ -84,7 +84,7 @@ class UserShare:
     spent_up: bool = False
 
     def share(self, resource_class: str) -> float:
-        """Slots held in this class for each unit of weight."""
+        """Returns the slots held in this class per unit of weight."""
         held = sum(count for (_, name), count in self.live.items() if name == resource_class)
         return held / self.weight
 
@@ -98,14 +98,14 @@ class UserShare:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Who goes now, in which mode; and, by queue, the limits that keep the rest waiting."""
+    """Tasks admitted now, with their mode; and, by queue, the limiting factors of the waiting tasks."""
 
     chosen: list[tuple[Any, Mode]]
     limiting: dict[tuple[Mode, str, str], tuple[str, ...]]
 
 
 def free_slots(capacity: Mapping[Key, int], live: Mapping[Key, int]) -> Counter[Key]:
-    """Free slots; never negative (capacity may have shrunk under what runs)."""
+    """Returns the free slots; never negative (capacity may have shrunk below the running attempts)."""
     return Counter({key: max(0, total - live.get(key, 0)) for key, total in capacity.items()})
 
 
@@ -117,11 +117,11 @@ def choose_mode(
     pool_wait_s: float = math.inf,
     pool_usd: float = math.inf,
 ) -> Mode | None:
-    """The mode to run in now, or None to wait.
+    """Returns the mode to run in now; None: wait.
 
-    `auto` goes by what is expected of the task. When nothing is known, it takes a free slot of the standing pool, which
-    costs nothing to start, and else an instance of its own. `pool_wait_s`: until a slot of the pool is free for it,
-    which then costs `pool_usd`.
+    `auto` uses the task's forecast. Without one, it takes a free slot of the standing pool, which needs no start, else
+    an ephemeral instance. `pool_wait_s`: seconds until a slot of the pool is free for the task; `pool_usd`: cost of
+    this slot.
     """
     free_modes = [
         mode
@@ -135,22 +135,22 @@ def choose_mode(
 
 
 class PoolOutlook(NamedTuple):
-    """What a task of mode `auto` may wait for: a slot of the pool that falls free, or an instance that it grows by."""
+    """Slots that a task of mode `auto` may wait for: a released slot of the pool, or an instance that the pool adds."""
 
     slots: int  # of one instance
-    release_s: float = math.inf  # between two ends in the pool
+    release_s: float = math.inf  # mean time between two released slots
     boot_s: float = math.inf
-    cooldown_s: float = 0.0  # an instance stays idle this long before it goes
-    room: int = 0  # slots that the pool may still grow by, and those that boot now
+    cooldown_s: float = 0.0  # idle time before an instance is removed
+    room: int = 0  # slots that the pool may still add, plus slots that are booting
 
     def wait_s(self, place: int) -> float:
-        """For the task that is number `place` of those who wait, from 1 on."""
+        """Returns the seconds of waiting for the task at position `place` (from 1) of the waiting tasks."""
         return min(place * self.release_s, self.boot_s if place <= self.room else math.inf)
 
     def usd(self, forecast: Forecast, place: int, waiting: int) -> float:
-        """Of a slot that is waited for: its share of a new instance is larger when fewer come with it.
+        """Returns the cost of an awaited slot: its share of a new instance is larger if fewer tasks share the instance.
 
-        waiting: tasks that would share new instances, those on instances of their own among them: a measure of load.
+        waiting: tasks that would share new instances, including tasks on ephemeral instances: a measure of load.
         """
         usd, seconds = forecast.usd[Mode.PERSISTENT], forecast.seconds[Mode.PERSISTENT]
         if self.wait_s(place) >= place * self.release_s or seconds <= 0:
@@ -161,9 +161,9 @@ class PoolOutlook(NamedTuple):
 
 
 def choose_by_cost(free_modes: Sequence[Mode], forecast: Forecast, pool_wait_s: float, pool_usd: float) -> Mode | None:
-    """The cheapest mode in which the task ends in time, or None: waiting for the pool is cheaper still.
+    """Returns the cheapest mode in which the task ends in time; None: waiting for the pool is cheaper.
 
-    In time: before its deadline; without one, no later than if it began now. When nothing is, the soonest.
+    In time: before its deadline; without one, no later than if it began now. If no mode is in time: the earliest end.
     """
     ends = {mode: forecast.seconds[mode] for mode in free_modes}
     usd = dict(forecast.usd)
@@ -180,7 +180,7 @@ def choose_by_cost(free_modes: Sequence[Mode], forecast: Forecast, pool_wait_s: 
 def obstacles(
     queue: TaskQueue, capacity: Mapping[Key, int], free: Mapping[Key, int], standing: UserShare
 ) -> tuple[str, ...]:
-    """The limits that keep the whole queue waiting, by name; empty when its first task may go."""
+    """Returns the names of the limits that keep the whole queue waiting; empty: its first task may go."""
     user = queue.user_name
     if standing.spent_up:
         return (f"quota:spend:{user}",)
@@ -211,13 +211,13 @@ def admit(
     rooms: Mapping[Any, int] | None = None,
     pools: Mapping[str, PoolOutlook] | None = None,
 ) -> Decision:
-    """Who goes now: up to `most`. A task that must wait does not hold up one of another queue that need not.
+    """Chooses up to `most` tasks to admit now. A waiting task does not block tasks of other queues.
 
-    rooms: of bounded runs and models, by their `QueuedTask.arrival` and `.model`: how many more may go. What is beyond
-    that is passed over.
-    pools: by class, what its tasks of mode `auto` may wait for.
+    rooms: for runs and models with a limit, by `QueuedTask.arrival` and `.model`: how many more tasks may go. Tasks
+    beyond that are skipped.
+    pools: by class, the slots that its tasks of mode `auto` may wait for.
 
-    Changes the standings and nothing else: what is chosen is held.
+    Changes only the standings: chosen tasks count as held.
     """
     queues = list(queues)
     left, room, waiters, crowd = Counter(free), dict(rooms or {}), Counter[str](), _crowds(queues, free, standings)
@@ -238,12 +238,12 @@ def admit(
                 heapq.heappush(heap, entry)
             continue
         now = _rank(queue, position, standing, order)
-        if now > rank:  # another queue of this user went meanwhile
+        if now > rank:  # a task of another queue of this user was admitted in the meantime
             heapq.heappush(heap, (now, queue.identity, position, queue))
             continue
         task, name = queue.waiting[position], queue.resource_class
         mode = choose_mode(queue, left, standing, task.forecast, *_pool(pools, queue, task.forecast, waiters, crowd))
-        if mode is None:  # it waits for the pool by choice, and later tasks pass it
+        if mode is None:  # it waits for the pool by choice; later tasks may overtake it
             waiters[name] += 1
             limiting[queue.identity] = (f"slots:persistent.{name}",)
             if entry := _entry(queue, position + 1, standing, order):
@@ -262,7 +262,7 @@ def admit(
 
 
 def _crowds(queues: Sequence[TaskQueue], free: Mapping[Key, int], standings: Mapping[str, UserShare]) -> Counter[str]:
-    """By class, the tasks of mode `auto` for which the pool has no slot now, and those that run without it."""
+    """Returns by class the tasks of mode `auto` without a pool slot now, plus tasks on ephemeral instances."""
     auto = Counter[str]()
     for queue in queues:
         if queue.mode is Mode.AUTO:
@@ -280,7 +280,7 @@ def _pool(
     waiters: Mapping[str, int],
     crowd: Mapping[str, int],
 ) -> tuple[float, float]:
-    """How long the next one would wait for a slot of the pool, and what that slot would cost."""
+    """Returns how long the queue's next task would wait for a pool slot, and the cost of that slot."""
     name = queue.resource_class
     if forecast is None or not pools or name not in pools:
         return math.inf, math.inf
@@ -307,16 +307,16 @@ def _rank(queue: TaskQueue, position: int, standing: UserShare, order: DispatchO
 
 
 def missing_ephemeral(unclaimed: Mapping[Key, int], coming: Mapping[Key, int]) -> Counter[Key]:
-    """Instances to request so that every dispatched attempt finds one.
+    """Returns the instances to request so that every dispatched attempt gets one.
 
-    Level-triggered: an instance that fails to boot leaves a gap, and the next look fills it.
+    Level-triggered: if an instance fails to boot, the next look requests another.
     """
     gaps = {key: count - coming.get(key, 0) for key, count in unclaimed.items() if key[0] is Mode.EPHEMERAL}
     return Counter({key: gap for key, gap in gaps.items() if gap > 0})
 
 
 def servable(waiting: Iterable[tuple[str, int]], standings: Mapping[str, UserShare]) -> int:
-    """How many of each user's waiting tasks free slots could take: quotas keep the rest waiting."""
+    """Returns how many waiting tasks could use free slots, within the users' quotas."""
     counts: Counter[str] = Counter()
     for user_name, count in waiting:
         counts[user_name] += count
@@ -329,41 +329,39 @@ def servable(waiting: Iterable[tuple[str, int]], standings: Mapping[str, UserSha
 
 
 def pool_target(*, held: int, waiting: int, slots: int, at_least: int, at_most: int) -> int:
-    """Standing instances that would serve what runs (`held`) and what waits, within the pool's bounds.
+    """Returns the standing instances needed for running (`held`) and waiting tasks, within the pool's limits.
 
-    Growing is for now; shrinking is the caller's to delay by the cooldown.
+    The caller grows the pool at once, and must delay shrinking by the cooldown.
     """
     return min(at_most, max(at_least, -(-(held + waiting) // max(1, slots))))
 
 
-# --- Pressure: how much may run beside what runs ----------------------------------------------------------------------
-
 MEMORY_LEAST = 0.1
-"""Share of a host's memory that must be available for one attempt more."""
+"""Share of a host's memory that must be available for one more attempt."""
 KV_MOST = 0.9
 WAITING_MOST = 0.1
-"""Share of an engine's calls that may wait: runs become longer by as much."""
+"""Share of an inference server's calls that may wait: runs take longer by the same share."""
 _CALM = 0.8
 _SHRINK = 0.75
 _STEP = 2
 
 
 def host_pressure(cpu: float, memory_available: float, cpu_most: float) -> float:
-    """How full a host is; 1: as full as it may be. Shares, as `app.ledger.pressure.HostPressure` has them."""
+    """Returns a host's load; 1: the allowed maximum. Arguments are shares, as in `app.ledger.pressure.HostPressure`."""
     return max(cpu / cpu_most, MEMORY_LEAST / max(memory_available, 1e-6))
 
 
 def engine_pressure(*, inside: int, waiting: int, queued: int, refused: int, kv_use: float | None) -> float:
-    """How full an engine is; 1: as full as it may be. Counts of calls, as `app.ledger.pressure.EngineLoad` has them."""
+    """Returns an inference server's load; 1: the allowed maximum. Counts as in `app.ledger.pressure.EngineLoad`."""
     share = (waiting + queued) / max(1, inside + waiting)
     return max(share / WAITING_MOST, (kv_use or 0.0) / KV_MOST, 1.0 if refused else 0.0)
 
 
 def next_window(window: float, live: int, pressure: float, least: int = 1) -> float:
-    """How many attempts a host or a model may have at once, after one more report of its pressure.
+    """Returns how many attempts a host or a model may have at once, after a new pressure report.
 
-    As TCP's: a window that is used grows by an eighth, at least by 2, while there is no pressure; under pressure it is
-    three quarters of what runs. `least`: it never falls below that.
+    Like TCP's window: without pressure, a used window grows by an eighth, at least by 2; under pressure it becomes
+    three quarters of the running attempts. `least`: the lower limit of the window.
     """
     if pressure >= 1:
         return max(least, min(window, live * _SHRINK))
@@ -373,5 +371,5 @@ def next_window(window: float, live: int, pressure: float, least: int = 1) -> fl
 
 
 def first_window(cores: int) -> int:
-    """Attempts that a host may have before its pressure with them is known, and whatever its processors do."""
+    """Returns the attempts that a host may have before its pressure is known; also the minimum under CPU pressure."""
     return max(4, 2 * cores)

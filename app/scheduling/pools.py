@@ -21,18 +21,18 @@ from app.scheduling.policy import UserShare
 log = structlog.get_logger()
 
 PoolKey = tuple[InstanceMode, str]
-"""Standing instances or graders, of a resource class."""
+"""Kind of instance (standing or grader), and resource class."""
 
 
 def elastic(resource_class: ResourceClass) -> bool:
-    """True when its pool follows the backlog."""
+    """Whether its pool follows the backlog."""
     return resource_class.pool_min != resource_class.pool_max
 
 
 def target(
     resource_class: ResourceClass, seen: Occupancy, backlogs: Mapping[QueueKey, int], standings: Mapping[str, UserShare]
 ) -> int:
-    """Instances that the class's pool should have now; `backlogs`: of the queues that may be served at all."""
+    """Returns the number of instances that the class's pool should have now. `backlogs`: of the queues it may serve."""
     if not elastic(resource_class):
         return resource_class.pool_max
     key = (Mode.PERSISTENT, resource_class.name)
@@ -51,7 +51,7 @@ def target(
 
 
 def graders(name: str, seen: Occupancy, *, slots: int, most: int) -> int:
-    """Graders that a class should have now: one as soon as an attempt runs that will need it."""
+    """Returns the graders that a class should have now: at least one once a running attempt will need it."""
     expected = int(name in seen.graded_apart)
     return policy.pool_target(
         held=seen.unfinished_gradings[name], waiting=0, slots=slots, at_least=expected, at_most=most
@@ -59,13 +59,13 @@ def graders(name: str, seen: Occupancy, *, slots: int, most: int) -> int:
 
 
 class Surplus:
-    """What each pool has had too much of, all the time since when; in the memory of the deciding dispatcher."""
+    """Continuous surplus of each pool, with its start; in the memory of the deciding dispatcher."""
 
     def __init__(self) -> None:
-        self._least: dict[PoolKey, tuple[float, int]] = {}  # monotonic seconds since then, at least so many
+        self._least: dict[PoolKey, tuple[float, int]] = {}  # start in monotonic seconds, minimum surplus since then
 
     def note(self, name: PoolKey, surplus: int) -> None:
-        """A look at a pool: it has `surplus` instances more than it needs."""
+        """Records that a pool now has `surplus` more instances than it needs."""
         if surplus <= 0:
             self._least.pop(name, None)
             return
@@ -73,7 +73,7 @@ class Surplus:
         self._least[name] = (since, min(least, surplus))
 
     def due(self, name: PoolKey, cooldown_s: float) -> int:
-        """Instances that the pool has not needed for `cooldown_s`; the count begins anew."""
+        """Returns the number of instances not needed for `cooldown_s`; then restarts the count."""
         since, least = self._least.get(name, (0.0, 0))
         if not least or time.monotonic() - since < cooldown_s:
             return 0
@@ -81,14 +81,14 @@ class Surplus:
         return least
 
     def forget(self) -> None:
-        """Another dispatcher has decided meanwhile."""
+        """Clears the record: another dispatcher has decided in the meantime."""
         self._least.clear()
 
 
 class FailingPools:
-    """The pools that tasks of mode `auto` keep away from, because most of what ran there failed within `rest_s`.
+    """Pools that tasks of mode `auto` avoid, because most attempts there failed within `rest_s`.
 
-    A pool is tried again when its last faults are older than that. Looked for once a second.
+    A pool is used again when its last faults are older than that. Checked once a second.
     """
 
     _LOOK_S = 1.0
@@ -99,21 +99,21 @@ class FailingPools:
         self._looked_at = -math.inf
 
     def look(self, connection: Connection, defined: Collection[ResourceClass]) -> frozenset[str]:
-        """By class; one that has no ephemeral instances to offer is not avoided."""
+        """Returns the classes with failing pools; a class without ephemeral instances is not avoided."""
         if time.monotonic() - self._looked_at >= self._LOOK_S:
             self._looked_at = time.monotonic()
             both = [one.name for one in defined if one.ephemeral_capacity]
-            found = (
+            failing = (
                 pressure.failing_pools(connection, both, self._rest_s) if self._rest_s and both else frozenset[str]()
             )
-            if found != self._found:
-                log.warning("dispatcher.failing_pools", classes=sorted(found))
-            self._found = found
+            if failing != self._found:
+                log.warning("dispatcher.failing_pools", classes=sorted(failing))
+            self._found = failing
         return self._found
 
 
 class Rests:
-    """Providers that are left alone for a while because they failed: longer with each failure in a row."""
+    """Providers that are not called for some time after a failure: longer with each consecutive failure."""
 
     _FIRST_S = 0.5
     _LONGEST_S = 30.0
@@ -130,7 +130,7 @@ class Rests:
         self._until.pop(provider, None)
 
     def failed(self, provider: str, *, wholly: bool) -> None:
-        """It started nothing (`wholly`), or only a part of what it was asked for. Twice in one look is once."""
+        """Records that it started nothing (`wholly`) or only a part. Two failures in one look count once."""
         if self.resting(provider):
             return
         failures = self._failures.get(provider, 0) + 1 if wholly else 1

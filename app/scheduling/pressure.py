@@ -1,4 +1,4 @@
-"""How much hosts and models may have at once, by what they report; in the memory of the deciding dispatcher."""
+"""Limits attempts at once per host and model by reported pressure; in the memory of the deciding dispatcher."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from app.scheduling.policy import Key
 
 _LOOK_S = 0.5
 _SETTLE_S = 10.0
-"""After a window shrank, what its host or model then reports is still of what ran before."""
+"""Time after a window shrank in which reports still reflect the earlier load."""
 _REPORT_S = 2.0
-"""Gateways report so often: between two, nothing new is known of a model."""
+"""Interval of gateways' reports: in between, nothing new is known about a model."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Window:
 
 @dataclass(slots=True)
 class Withheld:
-    """What pressure takes away: slots by host and class, and room by model (those without an entry are not bounded)."""
+    """Capacity taken away by pressure: slots by host and class, room by model (without an entry: no limit)."""
 
     slots: Counter[tuple[str, str]] = field(default_factory=Counter)
     rooms: dict[str, int] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Withheld:
         return sum(count for (_, name), count in self.slots.items() if name == resource_class)
 
     def less(self, capacity: dict[Key, int]) -> dict[Key, int]:
-        """The capacity without the slots that are withheld."""
+        """Returns the capacity without the withheld slots."""
         return {
             (mode, name): max(0, slots - self.of_class(name)) if mode is Mode.PERSISTENT else slots
             for (mode, name), slots in capacity.items()
@@ -61,14 +61,14 @@ class Withheld:
 
 
 class Windows:
-    """cpu_most: share of time in which a process may wait for a CPU; 0: hosts are not looked at."""
+    """Windows of hosts and models. cpu_most: share of time in which a process may wait for a CPU; 0: ignore hosts."""
 
     def __init__(self, cpu_most: float) -> None:
         self._cpu_most = cpu_most
         self.forget()
 
     def forget(self) -> None:
-        """Another dispatcher has decided meanwhile."""
+        """Clears all windows: another dispatcher has decided in the meantime."""
         self._hosts: dict[str, _Window] = {}
         self._reported: dict[str, datetime] = {}
         self._models: dict[str, _Window] = {}
@@ -76,7 +76,7 @@ class Windows:
         self._slots = Counter[tuple[str, str]]()
 
     def look(self, connection: Connection) -> Withheld:
-        """What is withheld now. Reads reports at most twice a second."""
+        """Returns what is withheld now. Reads reports at most twice a second."""
         now = time.monotonic()
         if now - self._looked_at >= _LOOK_S:
             self._looked_at = now
@@ -91,7 +91,7 @@ class Windows:
         return Withheld(self._slots, {name: int(one.size) - live[name] for name, one in self._models.items()})
 
     def _look_at_hosts(self, loads: Sequence[HostLoad]) -> Counter[tuple[str, str]]:
-        """The slots to withhold, by host and class."""
+        """Returns the slots to withhold, by host and class."""
         by_host: defaultdict[str, list[HostLoad]] = defaultdict(list)
         for load in loads:
             by_host[load.host].append(load)
@@ -122,12 +122,12 @@ class Windows:
 
 
 def by_model(engines: Sequence[EngineLoad]) -> dict[str, float]:
-    """The pressure of each model: that of the least full of its engines."""
-    found: dict[str, float] = {}
+    """Returns the pressure of each model: that of its inference server with the lowest load."""
+    pressures: dict[str, float] = {}
     for one in engines:
         full = policy.engine_pressure(
             inside=one.inside, waiting=one.waiting, queued=one.queued, refused=one.refused, kv_use=one.kv_use
         )
         for model in one.models:
-            found[model] = min(full, found.get(model, math.inf))
-    return found
+            pressures[model] = min(full, pressures.get(model, math.inf))
+    return pressures

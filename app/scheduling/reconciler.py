@@ -1,6 +1,6 @@
-"""Compares what the ledger believes with what exists, and repairs the difference.
+"""Compares the ledger with what exists, and repairs the differences.
 
-Everything here is safe to run twice at once, and to stop anywhere.
+All code here may safely run twice at the same time, and be stopped at any point.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ log = structlog.get_logger()
 
 _BOOTING = ("requested", "booting")
 _YOUNG_S = 5.0
-"""An instance this young may not be in its provider's list yet."""
+"""Age up to which an instance may be missing in its provider's list."""
 _CLOCKS_S = 1.0
-"""Between two looks at what runs out: leases, deadlines, places at semaphores."""
+"""Interval of checking expiries: leases, deadlines, places at semaphores."""
 _GONE_GRACE_S = 20.0
-"""An ephemeral instance whose attempt has ended may tear down and leave within this time."""
+"""Time that an ephemeral instance has for teardown and exit after its attempt has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hands:
-    """What the reconciler can do to the world; wired by the control worker."""
+    """External actions of the reconciler; provided by the control worker."""
 
     alive: Callable[[], dict[str, dict[UUID, str]]]
-    """By provider: the instances that exist. A provider that does not answer is left out."""
+    """Returns the existing instances by provider. A provider without an answer is left out."""
     terminate: Callable[[str, UUID, str], None]
-    """Provider, instance, handle."""
+    """Terminates an instance. Arguments: provider, instance, handle."""
     lead_here: Callable[[], None]
-    """Tell this host, again and again, that the lead is here: what it sweeps is what our instances made."""
+    """Marks this host, regularly, as the leader's: its sweep then includes the instances launched from here."""
     nudge: Callable[[Sequence[UUID]], None]
-    """Tell running attempts at once that they must stop."""
+    """Notifies running attempts at once that they must stop."""
     started: Callable[[], dict[str, dict[UUID, float | None]]] = dict
-    """By provider with a queue of its own: seconds since instances began to run; None: they wait there."""
+    """Returns, for providers with their own queue, seconds since each instance began to run; None: it waits."""
 
 
 class Reconciler:
-    """`run` blocks until told to stop; looks at the instances every `sweep_s`.
+    """Checks the instances every `sweep_s`; `run` blocks until its event is set.
 
-    What only runs out (leases, deadlines, places) is looked at every second, which costs a few probes of an index. What
-    instances leave behind is for every host itself to remove.
+    Expiries (leases, deadlines, places) are checked every second, which costs a few index lookups. Leftovers of
+    instances are removed by each host itself.
     """
 
     def __init__(self, database: Database, settings: Settings, hands: Hands) -> None:
@@ -84,45 +84,45 @@ class Reconciler:
                 self.watch_clocks()
 
     def watch_clocks(self) -> None:
-        """Take back what has run out, and tell those that run what they have to know."""
+        """Reclaims expired leases, deadlines and places, and notifies running attempts that must stop."""
         self._hands.lead_here()
         semaphores.sweep(self._database)
         self._close_lost()
         with self._database.begin() as connection:
-            taken = waiting.reclaim_lapsed(connection, self._retry)
+            reclaimed = waiting.reclaim_lapsed(connection, self._retry)
             expired = deadlines.expire(connection, self._retry)
-        if taken:
-            log.warning("reconciler.reclaimed", attempts=[str(attempt_id) for attempt_id in taken[:20]])
+        if reclaimed:
+            log.warning("reconciler.reclaimed", attempts=[str(attempt_id) for attempt_id in reclaimed[:20]])
         due = replicas.tend(self._database, self._settings.lease_s, self._retry)
-        told = taken + expired + tasks.settle_cancelled(self._database) + due.stop
-        if told:
-            self._hands.nudge(told)
+        stopping = reclaimed + expired + tasks.settle_cancelled(self._database) + due.stop
+        if stopping:
+            self._hands.nudge(stopping)
         for instance in instances.live(self._database, due.silent) if due.silent else ():
-            if instance.mode is InstanceMode.EPHEMERAL:  # others have more on board, and their leases lapse
+            if instance.mode is InstanceMode.EPHEMERAL:  # others run more attempts, and the leases lapse
                 self._end(instance, "its attempt was superseded, and it does not answer")
 
     def _close_lost(self) -> None:
-        """Standing instances without a provider, whose connection is gone, or who have been silent for a lease."""
+        """Closes standing instances without a provider that lost their connection or were silent for a lease."""
         silent_s = instances.standing(self._database)
         if not silent_s:
             return
         held, settled = connections.locked(self._database)
-        gone = dict.fromkeys(self._connections.look(silent_s, held, settled=settled), "its connection closed")
+        lost = dict.fromkeys(self._connections.look(silent_s, held, settled=settled), "its connection closed")
         if settled:
-            gone |= {one: "no sign of life" for one, silent in silent_s.items() if silent > self._settings.lease_s}
-        if gone:
-            log.warning("reconciler.instances_lost", instances={str(one): why for one, why in gone.items()})
-            exits = [instances.Exit(one, None, why) for one, why in gone.items()]
+            lost |= {one: "no sign of life" for one, silent in silent_s.items() if silent > self._settings.lease_s}
+        if lost:
+            log.warning("reconciler.instances_lost", instances={str(one): why for one, why in lost.items()})
+            exits = [instances.Exit(one, None, why) for one, why in lost.items()]
             instances.exited_many(self._database, exits, self._retry)
 
     def sweep(self) -> None:
-        """One pass over clocks and instances."""
+        """Checks expiries and instances once."""
         self.watch_clocks()
         self._check_instances()
         self._quarantine()
 
     def _quarantine(self) -> None:
-        """A standing instance on which one task after the other fails takes nothing new, and is replaced."""
+        """Drains standing instances on which consecutive attempts fail; the dispatcher replaces them."""
         with self._database.begin() as connection:
             failing = instances.failing(connection, self._settings.quarantine_after)
         if failing:
@@ -132,9 +132,9 @@ class Reconciler:
             self._hands.nudge(failing)
 
     def _check_instances(self) -> None:
-        live = instances.live(self._database)  # before the providers' lists: what has a handle now must be in them
+        live = instances.live(self._database)  # before the providers' lists: these must contain every handle in it
         existing = self._hands.alive()
-        unnamed = [one for one in live if one.handle is None]  # the answer to their launch was lost
+        unnamed = [one for one in live if one.handle is None]  # the response to their launch was lost
         found = {one.id: existing[one.provider][one.id] for one in unnamed if one.id in existing.get(one.provider, {})}
         instances.launched(self._database, found)
         late = any(one.state in _BOOTING and one.age_s > self._settings.boot_timeout_s for one in live)
@@ -153,19 +153,19 @@ class Reconciler:
                     self._hands.terminate(provider, instance_id, handle)
 
     def _fault(self, instance: LiveInstance, existing: dict[str, dict[UUID, str]]) -> str | None:
-        """Why this instance must be closed, or None."""
+        """Returns why this instance must be closed; None: it need not."""
         if instance.overdue:
             return "past its deadline"
         if instance.provider == "static":
             return None
-        found = existing.get(instance.provider)
-        asked = instance.handle is not None or instance.state != "requested"
-        if asked and found is not None and instance.id not in found and instance.age_s > _YOUNG_S:
+        handles = existing.get(instance.provider)
+        launched = instance.handle is not None or instance.state != "requested"
+        if launched and handles is not None and instance.id not in handles and instance.age_s > _YOUNG_S:
             return "its provider no longer has it"
         return None
 
     def _not_ready(self, instance: LiveInstance, started: dict[str, dict[UUID, float | None]]) -> str | None:
-        """Why an instance that has not reported itself must be closed. One in a queue has more time than to boot."""
+        """Returns why an instance that is not ready must be closed; None: not yet. Queued instances get more time."""
         run_s = started[instance.provider].get(instance.id) if instance.provider in started else instance.age_s
         if instance.state not in _BOOTING:
             return None

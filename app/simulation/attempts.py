@@ -1,4 +1,4 @@
-"""Attempts of simulated instances: how each is claimed, how it goes, and what is written to the ledger."""
+"""Simulates attempts: their claims, their steps, and their records in the ledger."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Work:
-    """Used on the clock's thread. `writer` must have the verbs of this class."""
+    """Attempts in progress. Used on the clock's thread. `writer` must have the verbs of this class."""
 
     def __init__(self, clock: SimulationClock, random_model: RandomModel, fleet: Fleet, counts: Counter[str]) -> None:
         self._clock = clock
@@ -36,7 +36,7 @@ class Work:
         self._links = Links(clock)
 
     def verbs(self, database: Database, retry: RetryPolicy) -> list[Verb]:
-        """How it writes."""
+        """Returns the writes of this class."""
         return [
             Verb(
                 "phase", lambda passed: attempts.record_phases(database, [p for _, p in passed]), self._phases_written
@@ -46,20 +46,18 @@ class Work:
         ]
 
     def start(self, writer: BatchWriter) -> None:
-        """Write by this writer from here on."""
+        """Uses this writer from now on."""
         self._writer = writer
 
     def __len__(self) -> int:
         return len(self._held)
 
     def awake(self) -> list[UUID]:
-        """Ids of the attempts whose lease can be renewed: all that do not stand still."""
+        """Returns the ids of attempts whose lease can be renewed: all on instances that are not frozen."""
         return [attempt_id for attempt_id, attempt in self._held.items() if not attempt.instance.frozen]
 
-    # --- What happens to an attempt ---------------------------------------------------------------------------------
-
     def begin(self, claimed: Claim, instance: Instance) -> None:
-        """The instance has it from now on."""
+        """Starts a claimed attempt on the instance."""
         attempt = Attempt(claimed, instance, [], self._random_model.model_calls(), begun=time.monotonic())
         instance.attempts.add(attempt)
         self._held[claimed.attempt_id] = attempt
@@ -71,7 +69,7 @@ class Work:
             self._plan(attempt, self._random_model.course(claimed, attempt.begun))
 
     def _pulled(self, attempt: Attempt, at: float) -> None:
-        """Its image is here since `at`."""
+        """Plans the attempt after its image was downloaded at `at`."""
         self._plan(attempt, self._random_model.course(attempt.claimed, at, pulled=True))
 
     def _plan(self, attempt: Attempt, course: list[Step]) -> None:
@@ -80,7 +78,7 @@ class Work:
         self._await_next(attempt)
 
     def step(self, attempt: Attempt) -> None:
-        """Whatever happens to it next; later, when its instance stands still."""
+        """Executes the next step; postponed while its instance is frozen."""
         if attempt.over:
             return
         if attempt.instance.frozen:
@@ -90,31 +88,31 @@ class Work:
         self._await_next(attempt)
 
     def give_back(self, instance: Instance) -> None:
-        """Everything that it has in hand ends as interrupted."""
+        """Ends all attempts of the instance as interrupted."""
         for attempt in list(instance.attempts):
             instance.interrupted = instance.interrupted or not attempt.over
             self._fail(attempt, EndReason.INTERRUPTED, "InstanceFailed", "its simulated instance was told to stop")
 
     def drop(self, instance: Instance) -> None:
-        """Forget what it had in hand: it is gone, and cannot say anything about it."""
+        """Forgets the attempts of a dead instance: it cannot report their ends."""
         for attempt in list(instance.attempts):
             self._forget(attempt)
 
     def cancel(self, attempt_id: UUID, reason: EndReason = EndReason.CANCELLED) -> None:
-        """It must stop. Nothing happens when it is not here, or stands still."""
+        """Stops an attempt. Does nothing if the attempt is unknown or frozen."""
         attempt = self._held.get(attempt_id)
         if attempt is not None and not attempt.instance.frozen:
             self._counts["told_to_stop"] += 1
             self._fail(attempt, reason, "Stopped", "somebody told the attempt to stop")
 
     def lapsed(self, attempt_id: UUID) -> None:
-        """Its lease is gone; nothing happens when that is because it has ended."""
+        """Handles a lost lease. Does nothing if the attempt has ended."""
         attempt = self._held.get(attempt_id)
         if attempt is not None and not attempt.over:
             self._refused(attempt)
 
     def stop_all(self) -> None:
-        """No lease can be renewed: everything stops before it lapses, except for what stands still."""
+        """Stops all attempts before their leases lapse, as no lease can be renewed; not those of frozen instances."""
         for attempt in list(self._held.values()):
             if not attempt.instance.frozen:
                 self._fail(attempt, EndReason.LOST, "DatabaseUnavailable", "its lease could not be renewed")
@@ -146,15 +144,13 @@ class Work:
             case "freeze":
                 self._fleet.freeze(attempt.instance)
             case "hang":
-                return  # its lease is renewed for ever
+                return  # its lease is renewed forever
 
     def _fail(self, attempt: Attempt, reason: EndReason, error: str, message: str) -> None:
         if not attempt.over:
             attempt.over = True
             failed = Failed(attempt.claimed, reason, Failure(error=error, message=message))
             self._writer.put("fail", (attempt, failed))
-
-    # --- What the ledger says ---------------------------------------------------------------------------------------
 
     def _phases_written(self, passed: Sequence[tuple[Attempt, PhaseRecord]], accepted: set[UUID]) -> None:
         for attempt, passage in passed:
@@ -170,7 +166,7 @@ class Work:
                 self._refused(attempt)
 
     def _refused(self, attempt: Attempt) -> None:
-        """Another instance has it by now."""
+        """Drops the attempt: another instance has it now."""
         if attempt in attempt.instance.attempts:
             self._counts["refused"] += 1
             self._part(attempt)
@@ -188,7 +184,7 @@ class Work:
 
 
 class Claims:
-    """Takes attempts; after an error, asks what was taken all the same."""
+    """Claims attempts; after an error, finds out which claims were applied nevertheless."""
 
     def __init__(self, database: Database, lease_s: float) -> None:
         self._database = database
@@ -196,7 +192,7 @@ class Claims:
         self._in_doubt: set[ClaimRequest] = set()
 
     def take(self, offers: Sequence[ClaimRequest]) -> list[Claim]:
-        """What the messages name, as far as it can be had. Raises: DatabaseUnavailable: try the same offers again."""
+        """Claims the attempts of the messages if possible. Raises: DatabaseUnavailable: try the same offers again."""
         try:
             claims = attempts.claim_many(self._database, offers, lease_s=self._lease_s)
         except DatabaseUnavailable:
@@ -211,5 +207,5 @@ class Claims:
         return claims
 
     def take_any(self, asked: Sequence[Instance]) -> list[Claim | None]:
-        """For each, whatever waits for one like it; one by one, as workers do it after a stale message."""
+        """Claims for each instance any fitting attempt; one by one, as workers do after a stale message."""
         return [attempts.claim_any(self._database, i.id, lease_s=self._lease_s) for i in asked]

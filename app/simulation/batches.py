@@ -1,6 +1,6 @@
 """Writes the changes of thousands of simulated instances in one statement per kind.
 
-A writer is a thread with a connection. While it writes, more piles up: the busier the system, the larger the batches.
+A writer is a thread with a connection. New items queue up while it writes: a busier system has larger batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AGAIN_S = 0.3
 
 @dataclass(slots=True)
 class Verb:
-    """One kind of write: `write` runs on the writer, `heard` on the thread of the items' owner."""
+    """A kind of write: `write` runs on the writer, `heard` on the thread of the items' owner."""
 
     name: str
     write: Callable[[Sequence[Any]], Any]
@@ -36,7 +36,7 @@ class Verb:
 
 
 class BatchWriter:
-    """Writes in the order of its verbs, a batch of each in turn. What PostgreSQL did not take is tried again."""
+    """Writes batches in the order of its verbs. Retries batches while PostgreSQL is unavailable."""
 
     def __init__(self, name: str, verbs: Sequence[Verb], post: Callable[..., None]) -> None:
         self.verbs = {verb.name: verb for verb in verbs}
@@ -47,7 +47,7 @@ class BatchWriter:
         self._thread.start()
 
     def put(self, verb: str, *items: Any) -> None:
-        """To be written soon."""
+        """Queues items to be written soon."""
         self.verbs[verb].waiting.extend(items)
         self._work.set()
 
@@ -73,8 +73,8 @@ class BatchWriter:
             self._work.set()
 
     def _round(self) -> bool:
-        """False when PostgreSQL does not answer: later verbs wait then, so that no end overtakes a phase."""
-        # Counted backwards: whoever puts a phase and then an end finds the phase counted wherever the end is.
+        """Writes one round. False: PostgreSQL is unavailable; later verbs then wait, so no end overtakes a phase."""
+        # Counted backwards: if an end is counted, the phase put before it is counted too.
         counted = [(verb, len(verb.waiting)) for verb in reversed(self.verbs.values())]
         for verb, count in reversed(counted):
             while count > 0:

@@ -1,4 +1,4 @@
-"""The event loop of a simulated fleet: one thread, a heap of due events."""
+"""Implements the event loop of a simulated fleet: one thread, a heap of due events."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 _TICK_S = 0.004
-"""Calls due within this time are done together."""
+"""Calls due within this time are executed together."""
 _LONGEST_S = 0.5
 
 
 class SimulationClock:
-    """Calls back, on the thread that turns it. An exception of a callback ends that thread."""
+    """Executes callbacks on the thread that calls `turn`. An exception of a callback ends that thread."""
 
     def __init__(self) -> None:
         self._inbox: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = SimpleQueue()
@@ -23,23 +23,23 @@ class SimulationClock:
         self._order = itertools.count()
 
     def post(self, act: Callable[..., None], *values: Any) -> None:
-        """Have this done soon. From any thread, and from signal handlers."""
+        """Schedules a call soon. From any thread, and from signal handlers."""
         self._inbox.put((act, values))
 
     def after(self, delay_s: float, act: Callable[..., None], *values: Any) -> None:
-        """Call this after a delay in seconds. From the clock's own thread only."""
+        """Schedules a call after a delay in seconds. From the clock's own thread only."""
         self.at(time.monotonic() + delay_s, act, *values)
 
     def at(self, due: float, act: Callable[..., None], *values: Any) -> None:
-        """Have this done at `due` (monotonic seconds). From the clock's own thread only."""
+        """Schedules a call at `due` (monotonic seconds). From the clock's own thread only."""
         heapq.heappush(self._due, (due, next(self._order), act, values))
 
     def quiet(self) -> bool:
-        """Nothing has been handed over that was not done. What falls due later does not count."""
+        """Whether all posted calls are executed. Calls due later do not count."""
         return self._inbox.empty()
 
     def turn(self) -> None:
-        """Wait until there is something to do, and do all of it."""
+        """Waits for due or posted calls, and executes all of them."""
         due_s = self._due[0][0] - time.monotonic() if self._due else _LONGEST_S
         self._hear(max(_TICK_S, min(_LONGEST_S, due_s)))
         now = time.monotonic()

@@ -1,7 +1,7 @@
-"""The fleet of simulated instances: moves each through its life, in batches.
+"""Simulates a fleet of instances: moves each through its life, in batches.
 
-Everything here runs on the thread of `Fleet.run`; others hand their news over with `post`. An instance is a few
-numbers and an attempt the list of what will become of it, so ten thousand of them cost next to nothing while they wait.
+All code here runs on the thread of `Fleet.run`; other threads use `post`. An instance is a few numbers, an attempt a
+list of its future steps, so ten thousand of them cost almost nothing while they wait.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DEADLINES_S = 1.0
 
 
 class Fleet:
-    """All instances of one host, and what they hold."""
+    """All instances of one host, with their slots and attempts."""
 
     def __init__(self, settings: Settings, celery: Celery, simulation: Simulation) -> None:
         self._settings = settings
@@ -50,7 +50,7 @@ class Fleet:
         self.post = self._clock.post
         self._instances: dict[UUID, Instance] = {}
         self._slots = SlotTable(celery, lambda queue, messages: self.post(self._take_messages, queue, messages))
-        self._leaving: dict[UUID, str] = {}  # handles of those whose end is on its way to the ledger
+        self._leaving: dict[UUID, str] = {}  # handles of instances whose end is not yet in the ledger
         self._counts: Counter[str] = Counter()
         self._stopping = self._closed = False
         self.work = Work(self._clock, self._random_model, self, self._counts)
@@ -64,7 +64,7 @@ class Fleet:
     # --- The loop ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until `stop`, and until what was told to stop has ended in the ledger."""
+        """Runs until `stop` was called and all instances have ended in the ledger."""
         self.work.start(self._outcomes)
         self._leases.start(self._outcomes)
         self._enforce_deadlines()
@@ -73,7 +73,7 @@ class Fleet:
         self._close()
 
     def stop(self) -> None:
-        """Every instance gives its attempts back and leaves. On the fleet's thread only."""
+        """Makes every instance give its attempts back and exit. On the fleet's thread only."""
         self._stopping = True
         for instance in list(self._instances.values()):
             self.interrupt(instance)
@@ -97,7 +97,7 @@ class Fleet:
         listener.close()
 
     def counts(self) -> dict[str, float]:
-        """What was done so far, by name; `…_s` are seconds that the ledger took for it."""
+        """Returns counts of actions so far, by name; `…_s`: seconds spent in the ledger."""
         verbs = {**self._intake.verbs, **self._fallback.verbs, **self._outcomes.verbs}
         took = {f"{name}_s": round(verb.took_s, 3) for name, verb in verbs.items()}
         rows = {f"{name}_rows": verb.rows for name, verb in verbs.items()}
@@ -105,15 +105,15 @@ class Fleet:
         return {**self._counts, **rows, **took, "instances": len(self._instances), "attempts": len(self.work)}
 
     def behave(self, simulation: Simulation) -> None:
-        """What begins from here on follows `simulation`."""
+        """Uses `simulation` for everything that begins from now on."""
         self._random_model.follow(simulation)
 
     # --- What the provider does -------------------------------------------------------------------------------------
 
     def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
-        """Make instances; safe to ask twice."""
-        made = {request.instance_id: self._make(request) for request in requests if not self._stopping}
-        return {instance_id: handle for instance_id, handle in made.items() if handle is not None}
+        """Creates instances; safe to call twice."""
+        handles = {request.instance_id: self._make(request) for request in requests if not self._stopping}
+        return {instance_id: handle for instance_id, handle in handles.items() if handle is not None}
 
     def _make(self, request: InstanceRequest) -> str | None:
         known = self._instances.get(request.instance_id)
@@ -137,7 +137,7 @@ class Fleet:
         return instance.handle
 
     def terminate(self, instance_id: UUID, grace_s: float) -> None:
-        """End an instance: by what it has in hand within `grace_s`, or at once."""
+        """Ends an instance at once, or lets it finish its attempts within `grace_s`."""
         instance = self._instances.get(instance_id)
         if instance is None:
             return
@@ -148,7 +148,7 @@ class Fleet:
             self._die(instance, "killed by SIGKILL")
 
     def alive(self) -> dict[UUID, str]:
-        """All there are; with them, those whose end the ledger has not heard of yet: their end must not be guessed."""
+        """Returns all instances, including those whose end is not yet in the ledger: their end must not be guessed."""
         return self._leaving | {instance.id: instance.handle for instance in self._instances.values()}
 
     # --- An instance's life -----------------------------------------------------------------------------------------
@@ -181,13 +181,13 @@ class Fleet:
             self._leave(instance, 0, "nothing to do")
 
     def _drain(self, instance: Instance) -> None:
-        """Nothing new; it leaves when it has nothing left."""
+        """Stops new work; the instance exits when its work is finished."""
         instance.draining = True
         self._slots.shut(instance)
         self._leave_if_done(instance)
 
     def interrupt(self, instance: Instance) -> None:
-        """It gives everything back, and leaves."""
+        """Makes the instance give all its work back and exit."""
         if instance.gone:
             return
         self.work.give_back(instance)
@@ -209,7 +209,7 @@ class Fleet:
         self._die(instance, "killed by SIGKILL")
 
     def parted(self, instance: Instance) -> None:
-        """An ephemeral instance leaves with its attempt; a standing one has a assign again."""
+        """Handles the end of an attempt: an ephemeral instance exits, a standing one has a free slot again."""
         instance.draining = instance.draining or instance.ephemeral
         if instance.draining:
             self._leave_if_done(instance)
@@ -220,7 +220,7 @@ class Fleet:
         self._leave(instance, _KILLED, why)
 
     def _leave(self, instance: Instance, code: int, why: str) -> None:
-        """It ended, and its provider reports it."""
+        """Ends the instance; its provider reports it."""
         if self._remove(instance):
             self._counts["exited"] += 1
             self._leaving[instance.id] = instance.handle
@@ -231,7 +231,7 @@ class Fleet:
             self._leaving.pop(instance.instance_id, None)
 
     def vanish(self, instance: Instance) -> None:
-        """It vanished without a report."""
+        """Removes the instance without a report."""
         if self._remove(instance):
             self._counts["vanished"] += 1
 
@@ -280,14 +280,14 @@ class Fleet:
             claimed = won.pop((offer.message.attempt_id, offer.instance_id), None)
             self._counts["stale_hints"] += claimed is None
             if instance is None:
-                continue  # it went meanwhile; its exit takes the attempt back
+                continue  # it ended in the meantime; its exit returns the attempt
             if claimed is None and not instance.draining:
                 self._fallback.put("claim_any", instance)
             else:
                 self._answered(instance, claimed)
 
     def _heard_any(self, asked: Sequence[Instance], claims: Sequence[Claim | None]) -> None:
-        """An instance with a stale message claims any fitting task; without one, an ephemeral instance leaves."""
+        """Handles claims after stale messages; an ephemeral instance without a claim exits."""
         for instance, claimed in zip(asked, claims, strict=True):
             instance.draining = instance.draining or (instance.ephemeral and claimed is None)
             if not instance.gone:
@@ -308,7 +308,7 @@ class Fleet:
     # --- Leases -----------------------------------------------------------------------------------------------------
 
     def in_hand(self) -> RenewalBatch:
-        """What can be renewed now: all that does not stand still."""
+        """Returns the leases and heartbeats to renew now: all of instances that are not frozen."""
         standing = [i.id for i in self._instances.values() if not i.ephemeral and not i.frozen]
         return RenewalBatch(self.work.awake(), standing)
 

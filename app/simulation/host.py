@@ -1,9 +1,9 @@
-"""The host of the `simulated` provider: one process, thousands of instances, the real queues, ledger and leases.
+"""Runs the host of the `simulated` provider: one process, thousands of instances, real queues, ledger and leases.
 
     python -m app.simulation.host '{"run_s": "lognormal:60,0.5", "crash": 0.01}'
 
-It answers as the launcher does (launch, terminate, alive), a JSON line each way, and takes real messages; only what
-an instance would do between a claim and an outcome is left out.
+The protocol is the launcher's (launch, terminate, alive), a JSON line each way; messages are real. Only the work of
+an instance between a claim and an outcome is left out.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _ANSWER_S = 60.0
 
 
 class _Refused(MegaFlowError):
-    """The provider does not do what it was asked."""
+    """The provider refuses the request."""
 
 
 class HostServer(socketserver.ThreadingUnixStreamServer):
-    """Where the control plane asks. Faults of the provider itself happen here."""
+    """Server for the control plane's requests. Simulates the provider's own faults."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -58,7 +58,7 @@ class HostServer(socketserver.ThreadingUnixStreamServer):
         self._lock = threading.Lock()
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any] | None:
-        """The reply, or None: it gets lost on its way."""
+        """Returns the reply; None: the reply is lost."""
         match asked["verb"]:
             case "launch":
                 return self._launch([InstanceRequest.model_validate(item) for item in asked["requests"]])
@@ -81,11 +81,11 @@ class HostServer(socketserver.ThreadingUnixStreamServer):
 
     def _launch(self, requests: list[InstanceRequest]) -> dict[str, Any] | None:
         self._maybe("no_capacity")
-        made = self._ask(self._fleet.launch, requests)
+        handles = self._ask(self._fleet.launch, requests)
         with self._lock:
             wait_s, lost = self._random_model.draw("launch_s"), self._random_model.strikes("reply_lost")
         time.sleep(wait_s)
-        return None if lost else {str(instance_id): handle for instance_id, handle in made.items()}
+        return None if lost else {str(instance_id): handle for instance_id, handle in handles.items()}
 
     def _maybe(self, fault: str) -> None:
         with self._lock:
@@ -93,10 +93,10 @@ class HostServer(socketserver.ThreadingUnixStreamServer):
                 raise _Refused(fault.replace("_", " "))
 
     def _ask(self, act: Callable[..., Any], *values: Any) -> Any:
-        """Have it done on the fleet's thread."""
-        found: Future[Any] = Future()
-        self._fleet.post(lambda: found.set_result(act(*values)))
-        return found.result(timeout=_ANSWER_S)
+        """Executes a call on the fleet's thread and returns its result."""
+        result: Future[Any] = Future()
+        self._fleet.post(lambda: result.set_result(act(*values)))
+        return result.result(timeout=_ANSWER_S)
 
 
 class _Visit(socketserver.StreamRequestHandler):
@@ -104,7 +104,7 @@ class _Visit(socketserver.StreamRequestHandler):
     timeout = 10
 
     def handle(self) -> None:
-        """One request, a JSON line each way."""
+        """Handles one request, a JSON line each way."""
         try:
             reply = self.server.answer(json.loads(self.rfile.readline()))
         except _Refused as refused:
@@ -117,7 +117,7 @@ class _Visit(socketserver.StreamRequestHandler):
 
 
 def main(argument: str) -> None:
-    """Host what the JSON in `argument` describes, until SIGTERM."""
+    """Hosts the simulation that the JSON in `argument` describes, until SIGTERM."""
     simulation = Simulation.of(**json.loads(argument))
     settings = load()
     logs.configure(settings.log_level)
@@ -127,7 +127,7 @@ def main(argument: str) -> None:
         signal.signal(number, lambda *_: fleet.post(fleet.stop))
     threading.Thread(target=phase.serve_forever, name="phase", daemon=True).start()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)  # ten thousand attempts are no garbage: looking at them all the time is dear
+    gc.set_threshold(50_000, 20, 100)  # ten thousand live attempts make frequent collections expensive
     log.info("simulation.ready", socket=str(socket_path(settings)))
     fleet.run()
     phase.shutdown()

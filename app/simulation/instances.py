@@ -1,4 +1,4 @@
-"""Simulated instances and attempts as data, and the random model of their faults and times."""
+"""Defines simulated instances and attempts as data, and the random model of their faults and times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ StepKind = Literal["phase", "end", "crash", "vanish", "freeze", "infrastructure"
 
 @dataclass(slots=True)
 class Step:
-    """One thing that happens to an attempt, at `at` (monotonic seconds)."""
+    """Event of an attempt at `at` (monotonic seconds)."""
 
     at: float
     kind: StepKind
@@ -26,28 +26,28 @@ class Step:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """What an instance has in hand."""
+    """An attempt of an instance."""
 
     claimed: Claim
     instance: Instance
-    course: list[Step]  # what will happen, the next last
-    model_calls: str | None = None  # key of the artifact that it leaves when it is graded
+    course: list[Step]  # future steps, the next one last
+    model_calls: str | None = None  # key of the artifact that it stores when graded
     begun: float = 0.0  # monotonic seconds
-    plan_s: dict[str, float] = field(default_factory=dict)  # from then to each phase and the end, as drawn
-    over: bool = False  # its end is on the way to the ledger, or it is not ours any more
+    plan_s: dict[str, float] = field(default_factory=dict)  # seconds from `begun` to each phase and the end, as drawn
+    over: bool = False  # its end is being written, or another instance has it
 
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """A simulated instance. `free` slots are open, `offered` ones wait for a claim's answer."""
+    """A simulated instance. `free` slots are open, `offered` slots wait for the result of a claim."""
 
     request: InstanceRequest
     handle: str
-    ends_at: float  # monotonic seconds: killed then, whatever it does
+    ends_at: float  # monotonic seconds: deadline at which it is killed
     free: int = 0
     offered: int = 0
     attempts: set[Attempt] = field(default_factory=set)
-    missed: list[Attempt] = field(default_factory=list)  # whose next step fell due while it stood still
+    missed: list[Attempt] = field(default_factory=list)  # attempts whose next step was due while it was frozen
     draining: bool = False
     interrupted: bool = False
     frozen: bool = False
@@ -68,20 +68,20 @@ _PHASES = (
     (Phase.AGENT_STARTED, 0.06),
     (Phase.AGENT_ENDED, 0.90),
 )
-"""Doors on the way, and after which share of the attempt's time each is passed."""
+"""Phases during the attempt, each with the share of the attempt's time at which it is reached."""
 _LAST = (Phase.GRADED, Phase.STORED)
-"""Doors at the end: in a real attempt, too, they are moments apart from it."""
+"""Phases at the end: in a real attempt too, they come moments before the end."""
 
 
 class RandomModel:
-    """A die per question, so that another answer to one does not change the others."""
+    """Separate random generators per question, so that a change of one does not change the others."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self._random_model: dict[str, random.Random] = {}
 
     def follow(self, simulation: Simulation) -> None:
-        """From here on, what `simulation` says."""
+        """Uses the settings of `simulation` from now on."""
         self.simulation, self._random_model = simulation, {}
 
     def _die(self, question: str) -> random.Random:
@@ -90,17 +90,17 @@ class RandomModel:
         return self._random_model[question]
 
     def strikes(self, chance: str) -> bool:
-        """Whether the fault of that name happens now."""
+        """Whether the named fault happens now."""
         odds: float = getattr(self.simulation, chance)
         return odds > 0 and self._die(chance).random() < odds
 
     def draw(self, duration: str) -> float:
-        """The next of the durations of that name, in seconds."""
+        """Draws the next of the named durations, in seconds."""
         spread: Distribution = getattr(self.simulation, duration)
         return spread.draw(self._die(duration))
 
     def birth(self) -> str | None:
-        """What goes wrong with an instance before it works, if anything."""
+        """Draws the fault of an instance before it works; None: no fault."""
         return self._one_of(("boot_failure", "never_registers"), "birth")
 
     def verdict(self) -> Verdict:
@@ -108,16 +108,16 @@ class RandomModel:
         return Verdict(reward=1.0 if solved else 0.0, counts=True, detail="simulated")
 
     def model_calls(self) -> str | None:
-        """Key of the calls that an attempt which begins now leaves, if any."""
+        """Draws the key of the calls for a new attempt; None: no calls."""
         known = self.simulation.model_calls
         return self._die("model_calls").choice(known) if known else None
 
     def pull_s(self) -> float:
-        """Seconds of a whole link that an attempt's image takes, unpacked afterwards; 0: it is there."""
+        """Draws the download seconds of an attempt's image on a full link, without unpacking; 0: it is present."""
         return 0.0 if self.strikes("cached") else self.draw("pull_s")
 
     def course(self, claimed: Claim, now: float, *, pulled: bool = False) -> list[Step]:
-        """All that will happen to an attempt, the next last. One that hangs has no end. `pulled`: to be unpacked."""
+        """Draws all steps of an attempt, the next one last; no end if it hangs. `pulled`: image not yet unpacked."""
         phases, run_s = self._phases(pulled)
         fate = self._one_of(FATES, "fate")
         if self.simulation.poison and claimed.spec.task.name.startswith(self.simulation.poison):
@@ -129,16 +129,16 @@ class RandomModel:
         if fate in (None, "freeze"):
             steps += [Step(now + run_s, "phase", phase) for phase in _LAST]
             steps.append(Step(now + run_s, "end"))
-        steps.reverse()  # what happens at one time stays in its order
+        steps.reverse()  # steps at the same time keep their order
         steps.sort(key=lambda step: step.at, reverse=True)
         return steps
 
     def _phases(self, pulled: bool) -> tuple[list[tuple[Phase, float]], float]:
-        """The phases until the agent's end with their seconds, and the seconds of everything."""
-        told = self.simulation
+        """Draws the phases until the agent's end with their seconds, and the total seconds."""
+        settings = self.simulation
         run_s = self.draw("run_s")
-        stages = (told.pull_s, told.unpack_s, told.start_s, told.grade_s)
-        if not any(one.mean_s for one in stages):  # shares of `run_s`, then
+        stages = (settings.pull_s, settings.unpack_s, settings.start_s, settings.grade_s)
+        if not any(one.mean_s for one in stages):  # then use shares of `run_s`
             return [(phase, run_s * share) for phase, share in _PHASES], run_s
         image_s = self.draw("unpack_s") if pulled else 0.0
         ready_s = image_s + self.draw("start_s")
@@ -147,7 +147,7 @@ class RandomModel:
         return [(phase, at) for (phase, _), at in zip(_PHASES, times, strict=True)], end_s
 
     def _one_of(self, names: tuple[str, ...], question: str) -> StepKind | None:
-        """At most one of the named chances."""
+        """Draws at most one of the named chances."""
         left = self._die(question).random()
         for name in names:
             left -= getattr(self.simulation, name)

@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 
 class RenewalBatch(NamedTuple):
-    """What is renewed in one go."""
+    """Attempts and instances renewed together."""
 
     attempts: list[UUID]
     standing: list[UUID]  # instances
 
 
 class Answered(NamedTuple):
-    """Attempts whose lease stands, and why they must stop, if so; standing instances that have not ended."""
+    """Attempts with a valid lease, with the reason if they must stop; standing instances that have not ended."""
 
     attempts: dict[UUID, EndReason | None]
     standing: dict[UUID, InstanceState]
 
 
 class Leases:
-    """Renews every third of `lease_s`; stops work before a lease that could not be renewed lapses."""
+    """Renews leases every third of `lease_s`; stops work before a lease lapses that could not be renewed."""
 
     def __init__(self, database: Database, settings: Settings, clock: SimulationClock, fleet: Fleet) -> None:
         self._database = database
@@ -46,7 +46,7 @@ class Leases:
         self.verb = Verb("renew", self._write, self._heard)
 
     def start(self, writer: BatchWriter) -> None:
-        """Renew by this writer from here on."""
+        """Starts renewing with this writer."""
         self._ask(writer)
         self._watch()
 
@@ -55,7 +55,7 @@ class Leases:
         writer.put("renew", self._fleet.in_hand())
 
     def _write(self, asked: Sequence[RenewalBatch]) -> Answered:
-        newest = asked[-1]  # older ones waited for PostgreSQL
+        newest = asked[-1]  # older batches were delayed by PostgreSQL
         standing, held = newest.standing, newest.attempts
         return Answered(
             attempts.renew(self._database, held, lease_s=self._settings.lease_s) if held else {},

@@ -1,4 +1,4 @@
-"""Downloads of images: those of one instance share its link, all of them share the registry."""
+"""Simulates image downloads: those of one instance share its link, all share the registry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TICK_S = 0.02
 
 @dataclass(slots=True)
 class Download:
-    """One image on its way. `left_s`: seconds that the rest takes, alone on the link."""
+    """A running image download. `left_s`: seconds for the rest, alone on the link."""
 
     attempt: Attempt
     left_s: float
@@ -24,9 +24,9 @@ class Download:
 
 
 class Links:
-    """Used on the clock's thread. `registry_links`: links at full speed that the registry serves; 0: any number.
+    """Links of all instances. Used on the clock's thread. `registry_links`: full-speed registry links; 0: unlimited.
 
-    `together`: this number of downloads wait for each other; an attempt begins with its download, then.
+    `together`: number of downloads that start at the same time; the attempts then begin with their downloads.
     """
 
     def __init__(self, clock: SimulationClock) -> None:
@@ -39,12 +39,12 @@ class Links:
         self._told: Simulation | None = None
 
     def follow(self, told: Simulation) -> None:
-        """What it says from here on; downloads are held once for each that is another one."""
+        """Uses new settings from now on; downloads are held (`together`) once per new settings."""
         if told is not self._told:
             self._told, self.together, self.registry_links = told, told.together, told.registry_links
 
     def download(self, attempt: Attempt, alone_s: float, done: Callable[[Attempt, float], None]) -> None:
-        """Call `done` with the attempt and its time (monotonic seconds) when `alone_s` of a whole link are used."""
+        """Downloads for `alone_s` of a full link, then calls `done` with the attempt and time (monotonic seconds)."""
         self._held.append(Download(attempt, alone_s, done))
         if len(self._held) < self.together:
             return
@@ -53,7 +53,7 @@ class Links:
             self._seen = time.monotonic()
             self._clock.after(_TICK_S, self._advance)
         else:
-            self._share()  # what came before had the links to itself until now
+            self._share()  # until now only the earlier downloads used the links
         begun, self._held = self._held, []
         for one in begun:
             one.attempt.begun = self._seen
@@ -80,4 +80,4 @@ class Links:
                 del self._downloads[instance]
             for one in downloads:
                 if one.left_s <= 0 and not one.attempt.over:
-                    one.done(one.attempt, now + one.left_s / rate)  # what it got too much in this tick is given back
+                    one.done(one.attempt, now + one.left_s / rate)  # subtracts the excess time of this tick

@@ -1,4 +1,4 @@
-"""Reports a simulation: how long, how full, who waited, what was lost."""
+"""Reports a simulation: duration, utilisation, waits per user, losses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FROM attempts WHERE claimed_at IS NOT NULL AND finished_at IS NOT NULL
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of all tasks, or of one user's. Waits are from acceptance to the first claim; None: nothing was claimed."""
+    """Figures of all tasks, or of a user's. Waits are from acceptance to the first claim; None: nothing was claimed."""
 
     tasks: int
     graded: int
@@ -55,16 +55,16 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """Everything that a simulation is asked for, read at one moment."""
+    """Results of a simulation, read at one moment."""
 
     total: Figures
     users: dict[str, Figures]
     throughput: float
-    """Tasks that ended, per second of the makespan."""
+    """Ended tasks per second of the makespan."""
     utilisation: float
-    """Share of the slots' time in which an attempt held them: 1.0 is all of `capacity` over the whole makespan."""
+    """Share of slot time used by attempts; 1.0: all of `capacity` during the whole makespan."""
     peak: int
-    """Attempts that ran at once, at most."""
+    """Maximum of attempts running at once."""
     attempt_ends: dict[str, int]
     """End reasons of all attempts."""
     instances: dict[str, int]
@@ -72,7 +72,7 @@ class SimulationReport:
 
 
 def report(database: Database, capacity: int) -> SimulationReport:
-    """All that the database holds, which must be the simulation's own. Raises: DatabaseUnavailable."""
+    """Reports on all tasks in the database, which must contain only the simulation. Raises: DatabaseUnavailable."""
     with database.begin() as connection:
         total = _figures(sql(connection, f"SELECT {_FIGURES} FROM ({_TASKS}) w").one())  # noqa: S608
         by_user = sql(

@@ -1,4 +1,4 @@
-"""Recorded runs as workloads: what each task took, by phase, as the ledger has it."""
+"""Reads recorded runs as workloads: each task's durations by phase, from the ledger."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHERE t.run_id = ANY(:runs) AND a.claimed_at IS NOT NULL AND a.finished_at IS NO
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Runs as they were recorded. `peak`: attempts at once; `start_s`: from an attempt's admission to its claim."""
+    """Recorded runs. `peak`: attempts at once; `start_s`: from an attempt's admission to its claim."""
 
     tasks: Sequence[VirtualTask]
     makespan_s: float
@@ -37,7 +37,7 @@ class Trace:
 
 
 def read(database: Database, runs: Sequence[UUID]) -> Trace:
-    """What the runs did. Raises: SpecInvalid: they have no task that ran to its end; DatabaseUnavailable."""
+    """Reads the runs. Raises: SpecInvalid: they have no task that ran to its end; DatabaseUnavailable."""
     rows = database.sql(_ATTEMPTS, {"runs": list(runs)}).all()
     if not rows:
         raise SpecInvalid("expected a run with attempts that have ended; found none to go by")
@@ -63,18 +63,18 @@ def read(database: Database, runs: Sequence[UUID]) -> Trace:
 
 
 def _held_s(attempts: Sequence[Row[Any]], environment_s: dict[Mode, float]) -> dict[Mode, float]:
-    """In the mode in which it ran, and in the other one with that one's usual time for an environment."""
+    """Returns slot seconds by mode: measured in its own mode, corrected by the other mode's usual environment time."""
     mode = Mode(attempts[-1].mode)
     held_s = sum((_freed(row) - row.claimed_at).total_seconds() for row in attempts)
-    found = {}
+    held_by_mode = {}
     for one in (Mode.EPHEMERAL, Mode.PERSISTENT):
         other_s = environment_s[one] - environment_s[mode] if {one, mode} <= environment_s.keys() else 0.0
-        found[one] = held_s if one is mode else max(0.001, held_s + other_s)
-    return found
+        held_by_mode[one] = held_s if one is mode else max(0.001, held_s + other_s)
+    return held_by_mode
 
 
 def _freed(row: Row[Any]) -> datetime:
-    """When its slot was free again: one of the pool is cleared first."""
+    """Returns the time at which its slot was free again: for the pool, after the teardown."""
     finished: datetime = row.finished_at
     torn_down = row.phases.get(Phase.TORN_DOWN)
     if torn_down is None or Mode(row.mode) is Mode.EPHEMERAL:
@@ -92,11 +92,11 @@ def _start_s(row: Row[Any]) -> float | None:
 
 
 def _medians(rows: Sequence[Row[Any]], value: Any) -> dict[Mode, float]:
-    found: defaultdict[Mode, list[float]] = defaultdict(list)
+    values_by_mode: defaultdict[Mode, list[float]] = defaultdict(list)
     for row in rows:
         if (seconds := value(row)) is not None:
-            found[Mode(row.mode)].append(seconds)
-    return {mode: median(values) for mode, values in found.items()}
+            values_by_mode[Mode(row.mode)].append(seconds)
+    return {mode: median(values) for mode, values in values_by_mode.items()}
 
 
 def _peaks(rows: Sequence[Row[Any]]) -> dict[Mode, int]:

@@ -1,7 +1,7 @@
-"""A workload in virtual time: the dispatcher's policy over known durations, without servers.
+"""Simulates a workload in virtual time: the dispatcher's policy with known durations, without servers.
 
-A year of tasks takes seconds: nothing waits, and the policy of `app.scheduling.policy` is asked at every event, as the
-dispatcher asks it. What is left out is what the control plane itself takes (milliseconds a task).
+A year of tasks takes seconds: nothing sleeps, and the policy of `app.scheduling.policy` is called at every event, as
+by the dispatcher. The time of the control plane itself (milliseconds per task) is left out.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from app.scheduling.policy import DispatchOrder, Forecast, PoolOutlook, QueuedTa
 
 _CLASS = "standard"
 _LOOK_S = 1.0
-"""The dispatcher looks at least so often."""
+"""Longest interval between two looks of the dispatcher."""
 _MODES = (Mode.EPHEMERAL, Mode.PERSISTENT)
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualTask:
-    """One task. `held_s`: what its slot is held for in each mode, from the claim on, all of its attempts together."""
+    """A task. `held_s`: seconds that it holds a slot in each mode, from the claim on, all its attempts together."""
 
     arrival_s: float
     held_s: Mapping[Mode, float]
@@ -35,27 +35,27 @@ class VirtualTask:
     run: int = 0
     priority: int = 0
     due_s: float | None = None  # after its arrival
-    expected_s: Mapping[Mode, float] | None = None  # what the policy is told of `held_s`; None: nothing
+    expected_s: Mapping[Mode, float] | None = None  # forecast of `held_s` for the policy; None: no forecast
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualFleet:
-    """What there is to run on. `boot_s`: of every instance but those that stand from the first arrival on."""
+    """Capacity of a virtual fleet. `boot_s`: of every instance except those standing at the first arrival."""
 
     ephemeral: int = 0  # instances at once
-    pool: int = 0  # standing instances, at most
-    pool_min: int | None = None  # at least; None: all of them stand all the time
-    cooldown_s: float = 60.0  # what is not needed for so long goes
+    pool: int = 0  # maximum of standing instances
+    pool_min: int | None = None  # minimum of standing instances; None: always `pool`
+    cooldown_s: float = 60.0  # idle time after which instances are removed
     slots: int = 4  # of a standing instance
     boot_s: float = 0.0
-    claim_s: float = 0.0  # from the admission until a standing instance has it
+    claim_s: float = 0.0  # from admission to claim by a standing instance
     order: DispatchOrder = DispatchOrder.FAIR
     usd_per_hour: Mapping[Mode, float] = field(default_factory=lambda: dict.fromkeys(_MODES, 1.0))  # of an instance
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualEnd:
-    """How one task went, in seconds since the first arrival."""
+    """Result of a task, in seconds since the first arrival."""
 
     task: VirtualTask
     mode: Mode
@@ -69,14 +69,14 @@ class VirtualEnd:
 
 @dataclass(frozen=True, slots=True)
 class VirtualOutcome:
-    """All ends, and what the instances cost: an ephemeral one its boot and its task, the pool all of the time."""
+    """All ends, and the instances' cost: ephemeral ones for boot and task, the pool for the whole time."""
 
     ends: Sequence[VirtualEnd]
     makespan_s: float
     cost_usd: float
 
     def latency_s(self, share: float) -> float:
-        """The latency that this share of the tasks does not exceed. Raises: ValueError: there are none."""
+        """Returns the latency that this share of the tasks does not exceed. Raises: ValueError: no tasks."""
         if not self.ends:
             raise ValueError("expected at least one task")
         ordered = sorted(end.latency_s for end in self.ends)
@@ -84,7 +84,7 @@ class VirtualOutcome:
 
 
 def run(tasks: Sequence[VirtualTask], fleet: VirtualFleet) -> VirtualOutcome:
-    """Run every task. Raises: ValueError: one can never run on this fleet."""
+    """Runs every task. Raises: ValueError: a task can never run on this fleet."""
     room = {Mode.EPHEMERAL: fleet.ephemeral, Mode.PERSISTENT: fleet.pool * fleet.slots}
     room[Mode.AUTO] = sum(room.values())
     if without := sum(not room[task.mode] for task in tasks):
@@ -118,7 +118,7 @@ class _Virtual:
         self._least = fleet.pool if fleet.pool_min is None else fleet.pool_min
         self._pool = [_Standing(0.0, ready=True) for _ in range(self._least)]
         self._gone: list[_Standing] = []
-        self._surplus: tuple[float, int] | None = None  # since when, at least so many
+        self._surplus: tuple[float, int] | None = None  # start, minimum surplus since then
 
     def run(self) -> VirtualOutcome:
         for place, task in enumerate(self._tasks):
@@ -150,14 +150,12 @@ class _Virtual:
             case "ready":
                 value.ready = True
 
-    # --- Who goes now -----------------------------------------------------------------------------------------------
-
     def _decide(self, now: float) -> None:
         slots = self._fleet.slots
         standing = sum(slots for one in self._pool if one.ready and not one.draining)
-        kept = self._live[Mode.PERSISTENT, _CLASS] - sum(one.held for one in self._pool if one.draining)
+        held = self._live[Mode.PERSISTENT, _CLASS] - sum(one.held for one in self._pool if one.draining)
         capacity = {(Mode.EPHEMERAL, _CLASS): self._fleet.ephemeral, (Mode.PERSISTENT, _CLASS): standing}
-        free = policy.free_slots(capacity, {**self._live, (Mode.PERSISTENT, _CLASS): kept})
+        free = policy.free_slots(capacity, {**self._live, (Mode.PERSISTENT, _CLASS): held})
         heads = {key: list(itertools.islice(line, free.total() + 1)) for key, line in self._waiting.items() if line}
         if heads and free.total():
             queues = [self._queue(user, mode, places, now) for (user, mode), places in heads.items()]
@@ -169,7 +167,7 @@ class _Virtual:
         self._resize(now)
         if any(self._waiting.values()) and now >= self._looks_at:
             self._looks_at = now + _LOOK_S
-            self._at(self._looks_at, "looks", None)  # who waits by choice may have waited long enough
+            self._at(self._looks_at, "looks", None)  # a task that waits by choice may now run
 
     def _outlook(self, standing: int) -> PoolOutlook:
         fleet = self._fleet
@@ -200,7 +198,7 @@ class _Virtual:
         self._live[mode, _CLASS] += 1
         self._by_user[task.user, mode] += 1
         instance = None
-        if mode is Mode.PERSISTENT:  # the instance with most free slots
+        if mode is Mode.PERSISTENT:  # choose the instance with the most free slots
             open_ = [one for one in self._pool if one.ready and not one.draining]
             instance = min(open_, key=lambda one: one.held)
             instance.held += 1
@@ -208,10 +206,8 @@ class _Virtual:
         ended_s = now + before_s + task.held_s[mode]
         self._at(ended_s, "ends", (VirtualEnd(task, mode, now, ended_s), instance))
 
-    # --- The pool ---------------------------------------------------------------------------------------------------
-
     def _resize(self, now: float) -> None:
-        """As the dispatcher: what waits and what runs says how many; what was too many for the cooldown is drained."""
+        """Resizes the pool like the dispatcher: by waiting and running tasks; drains a surplus after the cooldown."""
         fleet = self._fleet
         if fleet.pool_min is None or not fleet.pool:
             return
@@ -253,7 +249,7 @@ class _Virtual:
 
 
 def forecast(expected_s: Mapping[Mode, float], fleet: VirtualFleet, due_s: float | None) -> Forecast:
-    """What the policy is told of a task: a slot of the pool costs its share of an instance, no boot comes before it."""
+    """Returns a task's forecast for the policy: a pool slot costs its share of an instance and needs no boot."""
     seconds = {
         Mode.EPHEMERAL: fleet.boot_s + expected_s[Mode.EPHEMERAL],
         Mode.PERSISTENT: fleet.claim_s + expected_s[Mode.PERSISTENT],
@@ -266,6 +262,6 @@ def forecast(expected_s: Mapping[Mode, float], fleet: VirtualFleet, due_s: float
 
 
 def _mean_s(tasks: Sequence[VirtualTask]) -> float:
-    """What the tasks are expected to hold a slot of the pool for, on average."""
-    found = [(task.expected_s or task.held_s)[Mode.PERSISTENT] for task in tasks]
-    return sum(found) / len(found) if found else math.inf
+    """Returns the mean seconds that the tasks are expected to hold a pool slot."""
+    durations = [(task.expected_s or task.held_s)[Mode.PERSISTENT] for task in tasks]
+    return sum(durations) / len(durations) if durations else math.inf

@@ -24,9 +24,9 @@ _BROKEN = (redis.RedisError, OSError)
 
 
 class WakeUpListener:
-    """Takes messages out of one queue: as many as there are free slots, and none more.
+    """Takes messages from one queue: at most as many as there are free slots.
 
-    kombu's own consumer takes a message per round trip. Its Redis transport keeps a queue as a list, so a batch is
+    kombu's own consumer takes one message per round trip. Its Redis transport stores a queue as a list, so a batch is
     popped from that list in one command and decoded by kombu.
     """
 
@@ -34,14 +34,14 @@ class WakeUpListener:
         self._celery = celery
         self._queue = queue
         self._deliver = deliver
-        self._free = 0  # slots that are open, less messages that found none
+        self._free = 0  # open slots minus messages without a slot
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"messages-{queue}", daemon=True)
         self._thread.start()
 
     def slots(self, change: int) -> None:
-        """Slots that became free, or (negative) are gone."""
+        """Adds free slots, or removes them (negative)."""
         with self._changed:
             self._free += change
             self._changed.notify()
@@ -73,17 +73,17 @@ class WakeUpListener:
         with self._changed:
             self._free -= 1
             more = min(self._free, _BATCH)
-        taken = [first[1], *(client.rpop(self._queue, more) or ())] if more > 0 else [first[1]]
+        raw_messages = [first[1], *(client.rpop(self._queue, more) or ())] if more > 0 else [first[1]]
         with self._changed:
-            self._free -= len(taken) - 1
-        messages = [message for message in (_message(channel, raw) for raw in taken) if message is not None]
-        if len(messages) < len(taken):
-            self.slots(len(taken) - len(messages))
+            self._free -= len(raw_messages) - 1
+        messages = [message for message in (_message(channel, raw) for raw in raw_messages) if message is not None]
+        if len(messages) < len(raw_messages):
+            self.slots(len(raw_messages) - len(messages))
         self._deliver(self._queue, messages)
 
 
 def _message(channel: Any, raw: bytes) -> WakeUpMessage | None:
-    """The message as Celery wrote it; None when it is no message."""
+    """Decodes a message written by Celery; None: not a valid message."""
     message = channel.message_to_python(loads(raw))  # type: ignore[no-untyped-call]
     try:
         if message.headers.get("task") != _TASK:

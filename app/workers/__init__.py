@@ -1,1 +1,1 @@
-"""What runs on an instance: its Celery worker, and an attempt from its claim to its outcome."""
+"""Runs on an instance: the Celery worker, and each attempt from its claim to its outcome."""

@@ -3,9 +3,9 @@
     provision -> open_model -> act -> end_agent -> extract_patch -> grade -> store -> record
                                                                  -> hand_over
 
-Each verb takes the frozen progress of the attempt and returns it changed. What is graded in an environment of its own
-is handed over to a grader (`app.workers.grader`). A bad result of an agent is data; only what could not be scored is a
-failure, and `app.models.endings` says which is which.
+Each function takes the frozen progress of the attempt and returns a changed copy. A task whose grading needs a separate
+environment is handed over to a grader (`app.workers.grader`). A bad result of an agent is data. Only an attempt that
+could not be scored is a failure; `app.models.endings` decides between the two.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ log = structlog.get_logger()
 
 
 def carry_out(claimed: Claim, services: WorkerServices, token: StopToken) -> EndReason:
-    """Do the attempt and record what came of it; raises nothing that is the attempt's own."""
+    """Executes the attempt and records its outcome. Errors of the attempt are recorded, not raised."""
     bound = structlog.contextvars.bound_contextvars(
         task=claimed.spec.task.name, attempt_id=str(claimed.attempt_id), number=claimed.number
     )
     with bound, scratch_folder(services, claimed) as scratch:
         context = AttemptContext.of(claimed, services, token, scratch)
-        with context.open:  # the last environment is given back only when the outcome is on record
+        with context.open:  # the last environment is released only after the outcome is recorded
             run = _AttemptRun(context)
             try:
                 reason = run.run()
             except StaleWriter as error:
                 log.warning("attempt.stale", error=str(error))
                 reason = EndReason.LOST
-            except Exception as error:  # noqa: BLE001  the one home: every fault becomes a record
+            except Exception as error:  # noqa: BLE001  the only catch-all: every fault becomes a record
                 reason = _record_failure(context, run.model, error)
         record_teardown(context)
     log.info("attempt.ended", end_reason=reason.value)
@@ -80,33 +80,30 @@ class _AttemptRun:
         context = self._context
         agent = context.services.agent(context.claimed.spec.agent)
         grader = context.services.grader(context.claimed.spec.task.goal)
-        agent.check()  # before there is an environment: what acts inside has to be mounted there
+        agent.check()  # before the environment is created: tools that run inside are mounted into it
         context.raise_if_stopped()  # an installation takes minutes
         with ExitStack() as agent_scope:
             self._progress = progress = provision(AttemptProgress(context, grader, agent_scope, agent))
             try:
-                with ExitStack() as access:  # nothing reaches the model once the agent has ended
+                with ExitStack() as access:  # no access to the model after the agent has ended
                     self._progress = progress = open_model(progress, access)
                     access.enter_context(live_shells(context, progress.the_environment))
                     self._progress = progress = act(progress)
                 self._progress = progress = grading.collect(extract_patch(end_agent(progress)))
                 if not grader.fresh_environment:
                     self._progress = progress = grading.grade(progress)
-            except (AgentFailed, EnvironmentOverLimit) as error:  # its own doing; nothing is left to grade
+            except (AgentFailed, EnvironmentOverLimit) as error:  # the agent's own fault; there is nothing to grade
                 self._progress = progress = grading.judge(progress, str(error))
         return hand_over(progress) if progress.grade is None else record(store(progress))
 
 
-# --- Agent ----------------------------------------------------------------------------------------------------------
-
-
 def provision(progress: AttemptProgress) -> AttemptProgress:
-    """Get the agent's environment, with the files of earlier tasks.
+    """Gets the agent's environment and writes the files of earlier tasks into it.
 
-    Raises: Stopped; EnvironmentFailed, ImageUnavailable, and what `create` raises; as `put_inputs`.
+    Raises: Stopped; EnvironmentFailed; ImageUnavailable; all errors of `create` and `put_inputs`.
     """
     context = progress.context
-    # Graded where the agent was, it stays open as long as the attempt; else it goes before the grading begins.
+    # If grading uses this environment, it stays open until the attempt ends; else it closes before grading begins.
     holder = progress.agent_scope if progress.grader.fresh_environment else context.open
     environment = holder.enter_context(environment_for(context, "agent"))
     resources = context.claimed.spec.task.environment.resources
@@ -124,7 +121,7 @@ def _keep_service_logs(context: AttemptContext, environment: Environment) -> Non
 
 
 def open_model(progress: AttemptProgress, access: ExitStack) -> AttemptProgress:
-    """Give the agent a token for its model, if it needs one; it ends with `access`. Raises: DatabaseUnavailable."""
+    """Gives the agent a model token, if it needs one; the token ends with `access`. Raises: DatabaseUnavailable."""
     if not progress.the_agent.needs_model:
         return progress
     context = progress.context
@@ -133,7 +130,7 @@ def open_model(progress: AttemptProgress, access: ExitStack) -> AttemptProgress:
 
 
 def act(progress: AttemptProgress) -> AttemptProgress:
-    """Run the agent; its report agrees with the account of its model. Raises: Stopped, and what the agent raises."""
+    """Runs the agent; corrects its report by the account of its model calls. Raises: Stopped; the agent's errors."""
     context = progress.context
     context.record_phase(Phase.AGENT_STARTED, agent_version=progress.the_agent.version)
     try:
@@ -148,7 +145,7 @@ def act(progress: AttemptProgress) -> AttemptProgress:
 
 
 def end_agent(progress: AttemptProgress) -> AttemptProgress:
-    """Record the agent's end. Raises: Stopped; HostOutOfMemory, AgentNotScored, ModelRefused: no result."""
+    """Records the agent's end. Raises: Stopped; no result: HostOutOfMemory, AgentNotScored, ModelRefused."""
     context, report = progress.context, progress.the_report
     ended: dict[str, Any] = {"agent_end": report.end_reason.value, "steps": report.steps, "usage": report.usage}
     if context.journal.shells:
@@ -164,7 +161,7 @@ def end_agent(progress: AttemptProgress) -> AttemptProgress:
 
 
 def _settled(progress: AttemptProgress) -> Account | None:
-    """What the agent has had of its model, all on record and kept as evidence. Raises: DatabaseUnavailable."""
+    """Returns the final account of the model calls; adds the calls to the evidence. Raises: DatabaseUnavailable."""
     context, model = progress.context, progress.model
     if model is None:
         return None
@@ -174,7 +171,7 @@ def _settled(progress: AttemptProgress) -> Account | None:
 
 
 def _account_for_what_was_done(progress: AttemptProgress) -> None:
-    """After an error that left no report: its calls were made and cost money all the same. Raises nothing."""
+    """Records the agent's log, files, model calls and cost after an error that left no report. Raises nothing."""
     context = progress.context
     try:
         context.evidence.of_agent(_left_behind(context, AgentReport(EndReason.INFRASTRUCTURE)))
@@ -183,12 +180,12 @@ def _account_for_what_was_done(progress: AttemptProgress) -> None:
             usage = account.describe()
             ended = {"environment": {"usage": usage}, "cost_usd": usage.get("cost_usd")}
             context.write(attempts.record_phase, Phase.AGENT_ENDED, **ended)
-    except Exception:  # the error that ended the agent is the one to be told
+    except Exception:  # the error that ended the agent must be reported, not this one
         log.exception("attempt.agent_unaccounted")
 
 
 def _left_behind(context: AttemptContext, report: AgentReport) -> AgentReport:
-    """The report with the log and the files that an agent which could not tell has left where all leave theirs."""
+    """Adds to the report the log and the files that the agent left in the usual places of the scratch folder."""
     log_file, home = context.scratch / "agent.log", context.scratch / "home"
     return replace(
         report,
@@ -230,7 +227,7 @@ def _report_of(progress: AttemptProgress) -> AgentReport:
 
 @contextmanager
 def _step_diffs(progress: AttemptProgress) -> Iterator[Callable[[], None]]:
-    """For the block, what is to be called after each command; of a run that asked for diffs, it takes one."""
+    """Yields a function to call after each command; it records a diff if the run has `record_diffs`."""
     context, spec = progress.context, progress.context.claimed.spec
     if not spec.record_diffs:
         yield lambda: None
@@ -251,7 +248,7 @@ def _recorded(context: AttemptContext) -> StoredTrajectory:
 
 @contextmanager
 def _model_inside(progress: AttemptProgress) -> Iterator[str | None]:
-    """For the block, where commands inside reach the model: by a port of theirs, if the task or its agent asks for it.
+    """Yields the model's URL inside the environment (a local port); None if neither task nor agent needs it.
 
     Raises: EnvironmentFailed.
     """
@@ -260,7 +257,7 @@ def _model_inside(progress: AttemptProgress) -> Iterator[str | None]:
     if model is None or not (spec.network is Network.MODEL_ONLY or spec.tools):
         yield None
         return
-    shared = spec.kind is EnvironmentKind.LOCAL or spec.reuse is Reuse.SHARED_READONLY  # with others' loopback
+    shared = spec.kind is EnvironmentKind.LOCAL or spec.reuse is Reuse.SHARED_READONLY  # the loopback is shared
     url, egress = open_model_egress(
         progress.the_environment.forward, model.endpoint.base_url, port=0 if shared else MODEL_PORT
     )
@@ -272,7 +269,7 @@ def _model_inside(progress: AttemptProgress) -> Iterator[str | None]:
 
 
 class AgentNotScored(MegaFlowError):
-    """The agent ended for a reason that is not its own: nothing to grade."""
+    """The agent ended for a reason that is not its fault: there is nothing to grade."""
 
     def __init__(self, report: AgentReport) -> None:
         super().__init__(report.detail or f"the agent ended with {report.end_reason.value}")
@@ -280,7 +277,7 @@ class AgentNotScored(MegaFlowError):
 
 
 def extract_patch(progress: AttemptProgress) -> AttemptProgress:
-    """Take what the agent changed since it began; an unusable patch is its own fault only where patches are graded.
+    """Extracts the patch: all changes since the agent began. An unusable patch is an error only if the goal is tests.
 
     Raises: AgentFailed.
     """
@@ -297,11 +294,8 @@ def extract_patch(progress: AttemptProgress) -> AttemptProgress:
     return replace(progress, patch=patch)
 
 
-# --- Artifacts and outcome -------------------------------------------------------------------------------------------
-
-
 def store(progress: AttemptProgress) -> AttemptProgress:
-    """Store the evidence. Raises: Stopped; ArtifactStoreUnavailable."""
+    """Stores the evidence. Raises: Stopped; ArtifactStoreUnavailable."""
     artifacts = tuple(_stored(progress.context, progress.model))
     progress.context.record_phase(Phase.STORED)
     return replace(progress, artifacts=artifacts)
@@ -311,7 +305,7 @@ _AFTER_THE_AGENT = (ArtifactKind.TEST_REPORT, ArtifactKind.VERDICT)
 
 
 def hand_over(progress: AttemptProgress) -> EndReason:
-    """Store what the agent left, free the attempt's slot and queue its grading; how the agent ended.
+    """Stores the agent's artifacts, frees the slot, queues the grading. Returns the agent's end reason.
 
     Raises: Stopped; StaleWriter; ArtifactStoreUnavailable; DatabaseUnavailable.
     """
@@ -336,7 +330,7 @@ def hand_over(progress: AttemptProgress) -> EndReason:
 
 
 def record(progress: AttemptProgress) -> EndReason:
-    """Record the outcome. Raises: StaleWriter; DatabaseUnavailable."""
+    """Records the outcome. Raises: StaleWriter; DatabaseUnavailable."""
     report, graded = progress.the_report, progress.grade
     assert graded is not None
     artifacts = list(progress.artifacts)
@@ -359,20 +353,17 @@ def _secrets(model: ModelAccess | None) -> list[str]:
 
 
 def _forget_calls(model: ModelAccess | None, artifacts: Sequence[Artifact]) -> None:
-    """Once the outcome is on record with its artifacts, let the ledger forget what they hold. Raises nothing."""
+    """Deletes the messages of model calls from the ledger, if a stored artifact contains them. Raises nothing."""
     if model is None or not any(one.kind is ArtifactKind.MODEL_CALLS and one.key for one in artifacts):
         return
     try:
         model.forget()
-    except Exception:  # the outcome stands; what stays takes room and does no harm
+    except Exception:  # the outcome is recorded; undeleted messages only use space
         log.exception("attempt.calls_not_forgotten")
 
 
-# --- Ends -----------------------------------------------------------------------------------------------------------
-
-
 def failure_of(context: AttemptContext, error: Exception) -> tuple[EndReason, Failure]:
-    """What an error ends the attempt as."""
+    """Returns the end reason and the failure record for an error."""
     reason = context.token.reason or getattr(error, "reason", None) or reason_of(error)
     if not isinstance(error, MegaFlowError):
         log.exception("attempt.unexpected_error")
@@ -387,10 +378,10 @@ def _record_failure(context: AttemptContext, model: ModelAccess | None, error: E
 def record_failed(
     context: AttemptContext, model: ModelAccess | None, reason: EndReason, failure: Failure, *, permanent: bool
 ) -> EndReason:
-    """End the attempt as not scored, with what evidence there is. Raises: DatabaseUnavailable."""
+    """Records the attempt as not scored, with the evidence available. Raises: DatabaseUnavailable."""
     try:
         artifacts = _stored(context, model)
-    except Exception as unstored:  # noqa: BLE001 (whatever it is: the end goes on record)
+    except Exception as unstored:  # noqa: BLE001 (after any error the end must be recorded)
         artifacts = [Artifact(kind=kind, missing=f"not stored: {unstored}") for kind in context.evidence.kinds]
     try:
         context.write(
@@ -410,7 +401,7 @@ def record_failed(
 
 
 def is_permanent(context: AttemptContext, error: Exception) -> bool:
-    """Whether another attempt would end the same. Raises: DatabaseUnavailable."""
+    """Whether another attempt would end with the same error. Raises: DatabaseUnavailable."""
     if isinstance(error, PERMANENT_WHEN_REPEATED):
         retry = retrying(context.services.settings.lease_s)
         return retry(attempts.failed_before, context.services.database, context.claimed, type(error).__name__)
@@ -418,18 +409,18 @@ def is_permanent(context: AttemptContext, error: Exception) -> bool:
 
 
 def record_teardown(context: AttemptContext) -> None:
-    """Record what became of the environments, and what they used."""
+    """Records how the environments ended and their usage samples."""
     samples = {purpose: one.describe() for purpose, one in context.journal.samples.items() if one.rows}
     context.write(ends.record_teardown, {"teardown": context.teardown, **context.limits_met.look()}, samples)
 
 
 @contextmanager
 def scratch_folder(services: WorkerServices, claimed: Claim) -> Iterator[Path]:
-    """A folder of the attempt's own on this host, for the block."""
+    """Creates a private folder for the attempt on this host; deletes it after the block."""
     folder = services.scratch(claimed.instance_id, claimed.attempt_id)
     try:
         yield folder
     finally:
         with suppress(OSError):
             shutil.rmtree(folder)
-            folder.parent.rmdir()  # unless another attempt of this instance has one, too
+            folder.parent.rmdir()  # fails, and is ignored, while another attempt of this instance uses it

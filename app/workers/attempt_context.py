@@ -1,4 +1,4 @@
-"""The context of one attempt: its services, its progress, its record."""
+"""Defines the context of one attempt: its services, its progress, its record."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ T = TypeVar("T")
 
 @dataclass
 class AttemptJournal:
-    """What is on record of an attempt so far: it only grows. Read when the attempt ends in an error, too."""
+    """Record of an attempt so far. It only grows; it is also read when the attempt ends with an error."""
 
     last_phase: Phase = Phase.CLAIMED
     teardown: dict[str, Any] = field(default_factory=dict)  # by purpose of the environment
-    samples: dict[str, UsageSeries] = field(default_factory=dict)  # by the same
-    shells: list[str] = field(default_factory=list)  # people who had one in the agent's environment
+    samples: dict[str, UsageSeries] = field(default_factory=dict)  # by purpose of the environment
+    shells: list[str] = field(default_factory=list)  # users who had a shell in the agent's environment
 
 
 @dataclass(frozen=True)
 class AttemptContext:
-    """What an attempt works with, the same from its claim to its end."""
+    """Services and records of an attempt; the same objects from its claim to its end."""
 
     claimed: Claim
     services: WorkerServices
@@ -56,11 +56,11 @@ class AttemptContext:
     limits_met: LimitAccount
     evidence: Evidence = field(default_factory=Evidence)
     journal: AttemptJournal = field(default_factory=AttemptJournal)
-    open: ExitStack = field(default_factory=ExitStack)  # closed when the outcome is on record
+    open: ExitStack = field(default_factory=ExitStack)  # closed when the outcome is recorded
 
     @classmethod
     def of(cls, claimed: Claim, services: WorkerServices, token: StopToken, scratch: Path) -> AttemptContext:
-        """The context of a claimed attempt."""
+        """Returns the context of a claimed attempt."""
         semaphore = LedgerSemaphore(
             services.database,
             attempt_id=claimed.attempt_id,
@@ -76,13 +76,13 @@ class AttemptContext:
     def of_grading(
         cls, claim: GradingClaim, services: WorkerServices, token: StopToken, scratch: Path
     ) -> AttemptContext:
-        """The context of a claimed grading: the attempt's accounts go on where its agent's worker left them."""
+        """Returns the context of a claimed grading; waits, limits and logs continue from the agent's worker."""
         claimed, result = claim.claimed, claim.result
-        begun = cls.of(claimed, services, token, scratch)
-        begun.semaphore.waited.update(claim.waits)
+        base = cls.of(claimed, services, token, scratch)
+        base.semaphore.waited.update(claim.waits)
         earlier = result.command_log_count
         return replace(
-            begun,
+            base,
             logs=CommandLogs(scratch / "command-logs", services.settings.command_log_bytes, earlier=earlier),
             limits_met=LimitAccount.resumed(claimed.spec.task.environment.resources, claim.environment),
             evidence=Evidence(
@@ -93,24 +93,24 @@ class AttemptContext:
 
     @property
     def teardown(self) -> dict[str, Any]:
-        """What each environment was and cost, by its purpose."""
+        """Description and costs of each environment, by its purpose."""
         return self.journal.teardown
 
     def recorded(self, shell: Shell, stage: str, after: Callable[[], None] = lambda: None) -> RecordedShell:
-        """The shell, whose commands are recorded as this stage's. after: called when one has ended."""
+        """Returns the shell with its commands recorded under this stage. after: called when a command has ended."""
         return RecordedShell(self.evidence.terminal, stage, shell, after)
 
     def record_phase(self, phase: Phase, **environment: Any) -> None:
-        """Record that a phase was reached, and stop here if the attempt must. Raises: StaleWriter, Stopped."""
+        """Records that a phase was reached. Raises: StaleWriter; Stopped: the attempt must stop."""
         waits, cost_usd = self.semaphore.waited, _cost(environment)
         self.write(attempts.record_phase, phase, environment=environment, waits=waits, cost_usd=cost_usd)
         self.journal.last_phase = phase
         self.raise_if_stopped()
 
     def write(self, verb: Callable[..., T], *values: Any, **named: Any) -> T:
-        """Write to the ledger, again while it is away: a restart of PostgreSQL must not cost the work of an hour.
+        """Writes to the ledger; retries while it is unavailable: a restart of PostgreSQL must not lose an hour of work.
 
-        A write that was applied although we saw an error is refused as stale the second time: the record stands.
+        A write that was applied although it returned an error is refused as stale on retry: the record stays.
         """
         retry = retrying(self.services.settings.lease_s)
         return retry(verb, self.services.database, self.claimed, *values, **named)
@@ -123,43 +123,43 @@ class AttemptContext:
 
 @dataclass(frozen=True)
 class AttemptProgress:
-    """How far an attempt has come. Each verb of `app.workers.attempt` returns it changed."""
+    """Progress of an attempt. Each phase function of `app.workers.attempt` returns a changed copy."""
 
     context: AttemptContext
     grader: Grader
-    agent_scope: ExitStack  # ends the agent's environment, where grading has one of its own
-    agent: Agent | None = None  # None: it has ended, and this is a grader
+    agent_scope: ExitStack  # ends the agent's environment, if grading uses a separate one
+    agent: Agent | None = None  # None: the agent has ended and this worker only grades
     environment: Environment | None = None
     base_commit: str | None = None
     model: ModelAccess | None = None
     report: AgentReport | None = None
-    account: Account | None = None  # of the model's calls
+    account: Account | None = None  # of the model calls
     patch: bytes | None = None
-    handed_over: tuple[HandedOver, ...] = ()  # for a verifier apart
+    handed_over: tuple[HandedOver, ...] = ()  # for a verifier in a separate environment
     grade: Grade | None = None
     artifacts: tuple[Artifact, ...] = ()
 
     @property
     def the_agent(self) -> Agent:
-        """The agent, of an attempt that is no grading alone."""
+        """The agent; must not be used when this worker only grades."""
         assert self.agent is not None
         return self.agent
 
     @property
     def the_environment(self) -> Environment:
-        """The environment, which `provision` has got."""
+        """The environment; set by `provision`."""
         assert self.environment is not None
         return self.environment
 
     @property
     def the_report(self) -> AgentReport:
-        """The report, which `act` has got."""
+        """The agent's report; set by `act`."""
         assert self.report is not None
         return self.report
 
 
 class Stopped(MegaFlowError):
-    """The attempt was told to stop."""
+    """The attempt must stop; `reason` is why."""
 
     def __init__(self, reason: EndReason) -> None:
         super().__init__(f"stopped: {reason.value}")

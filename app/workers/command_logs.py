@@ -1,7 +1,7 @@
 """Keeps outputs of commands that are too long to be returned, as files while the attempt runs.
 
-Nothing of them is ever in the environment: its disk limit does not pay for them, its commands cannot touch them, and a
-reset finds nothing. Together they are bounded; what was cut off says so.
+The files are never inside the environment: they do not count toward its disk limit, its commands cannot change them,
+and a reset does not delete them. Their total size is bounded; output that was cut off is marked.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _COMMAND_CHARS = 200
 
 
 class CommandLogs:
-    """Of one attempt, in `folder`, of `limit_bytes` at most in all. Safe for many threads.
+    """Long outputs of one attempt in `folder`, with `limit_bytes` as the total limit. Thread-safe.
 
-    earlier: how many another worker has stored for it, which keep their names.
+    earlier: number of outputs that another worker has stored for this attempt; numbering starts after them.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, *, earlier: int = 0) -> None:
@@ -45,12 +45,12 @@ class CommandLogs:
     def open(self, stream: str, command: str) -> OutputFile:
         with self._lock:
             name = f"{self._earlier + len(self._kept) + 1:04}.{stream}"
-            one = OutputFile(self, self._folder / name, command)
-            self._kept.append(one)
-        return one
+            output = OutputFile(self, self._folder / name, command)
+            self._kept.append(output)
+        return output
 
     def grant(self, wanted: int) -> int:
-        """So much of it there is room for; it is taken."""
+        """Reserves up to `wanted` bytes of the remaining space; returns the number of bytes reserved."""
         with self._lock:
             granted = min(wanted, self._left_bytes)
             self._left_bytes -= granted
@@ -64,7 +64,7 @@ class CommandLogs:
         return len(self._kept)
 
     def unpack(self, packed: bytes) -> list[str]:
-        """Put what another worker has stored beside these, and have the lines of its index. Raises: OSError."""
+        """Extracts the outputs stored by another worker into the folder; returns its index lines. Raises: OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with (
             zstandard.ZstdDecompressor().stream_reader(packed) as content,
@@ -74,9 +74,9 @@ class CommandLogs:
         return (self._folder / INDEX).read_text(encoding="utf-8").splitlines()
 
     def pack(self, redact: Sequence[str], earlier: bytes | None = None) -> Path:
-        """A tar of them (zstd) beside them, with an index, without the secrets in `redact`. Raises: OSError.
+        """Packs them and an index into a tar (zstd) in the folder; redacts the secrets in `redact`. Raises: OSError.
 
-        earlier: the tar of another worker's, whose outputs come first.
+        earlier: the tar of another worker; its outputs come first.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         lines = [] if earlier is None else self.unpack(earlier)
@@ -99,7 +99,7 @@ class CommandLogs:
 
 
 class OutputFile:
-    """One stream. Used by one thread."""
+    """File with one output stream. Used by one thread."""
 
     def __init__(self, logs: CommandLogs, file: Path, command: str) -> None:
         self._logs = logs
@@ -121,7 +121,7 @@ class OutputFile:
             self._why_cut = LOGS_FULL
         try:
             self._append(memoryview(data)[:granted])
-        except OSError as error:  # a log is not worth the command
+        except OSError as error:  # a failed log must not fail the command
             self._why_cut = f"it could not be written: {error.strerror}"
             log.warning("command_log.not_written", file=self.name, error=str(error))
 
@@ -142,7 +142,7 @@ class OutputFile:
         return f"{part} {self.name} in the attempt's command_logs{why}"
 
     def describe(self) -> str:
-        """A line for the index."""
+        """Returns a line for the index."""
         cut = f", cut: {self._why_cut}" if self._why_cut else ""
         command = self._command[:_COMMAND_CHARS].encode("utf-8", "replace").decode().strip().replace("\n", "\\n")
         return f"{self.name}: {self._size} bytes{cut}; of: {command}"

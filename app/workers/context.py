@@ -1,4 +1,4 @@
-"""The context of this worker process: its instance or the control role, set once at the start."""
+"""Holds the context of this worker process: its instance or the control role, set once at the start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 class WorkerContext:
-    """One instance's worker: turns messages into attempts carried out."""
+    """Worker of one instance: executes the attempts named by messages."""
 
     def __init__(self, instance_id: UUID, services: WorkerServices, renewer: LeaseRenewer) -> None:
         self.instance_id = instance_id
@@ -35,11 +35,11 @@ class WorkerContext:
         self._claiming = threading.Lock()
 
     def take(self, message: WakeUpMessage) -> str:
-        """Claim what the message names, or failing that whatever waits for this kind of instance, and carry it out."""
+        """Claims the attempt in the message, else any attempt waiting for this kind of instance, and executes it."""
         if self.shutting_down.is_set() or self.renewer.draining.is_set():
             admission.give_back(self.services.database, message)
             return "given back"
-        # One claim at a time: after one that ended in an error, "what is mine and not in hand" must be unambiguous.
+        # One claim at a time: after a claim with an error, `_claim_again` looks for held claims that do not run yet.
         with self._claiming:
             claimed = self._claim(message)
             if claimed is None:
@@ -48,7 +48,7 @@ class WorkerContext:
         return self._in_hand(claimed, token, lambda: carry_out(claimed, self.services, token).value)
 
     def grade(self, message: WakeUpMessage) -> str:
-        """Claim the grading that the message names, and carry it out."""
+        """Claims the grading in the message and executes it."""
         database, lease_s = self.services.database, self.services.settings.lease_s
         if self.shutting_down.is_set() or self.renewer.draining.is_set():
             gradings.give_back(database, message)
@@ -71,7 +71,7 @@ class WorkerContext:
             self.renewer.drop(claimed)
 
     def _not_claimed(self, message: WakeUpMessage) -> str:
-        """The message is stale, or we drain and have not heard of it yet: then another instance is to have it."""
+        """Gives the message back if this instance is draining (perhaps not noticed yet), else treats it as stale."""
         if instances.seen(self.services.database, self.instance_id) is not InstanceState.DRAINING:
             return "stale"
         self.renewer.draining.set()
@@ -79,7 +79,7 @@ class WorkerContext:
         return "given back"
 
     def _claim(self, message: WakeUpMessage) -> Claim | None:
-        """A claim that was applied although we saw an error is found again, and not left to its lease."""
+        """Claims an attempt. Finds a claim that was applied despite a database error: its lease need not lapse."""
         lease_s, database = self.services.settings.lease_s, self.services.database
         try:
             return attempts.claim(database, message, self.instance_id, lease_s=lease_s) or attempts.claim_any(
@@ -97,7 +97,7 @@ class WorkerContext:
         return attempts.claim(database, message, self.instance_id, lease_s=lease_s)
 
     def interrupt(self) -> None:
-        """Give everything back: attempts end as interrupted and do not use up a retry."""
+        """Stops all attempts: they end as interrupted and do not use up a retry."""
         self.shutting_down.set()
         self.renewer.stop_all(EndReason.INTERRUPTED)
 
@@ -108,17 +108,17 @@ class _Current:
 
 
 def sit(seat: WorkerContext) -> None:
-    """This process hosts an instance."""
+    """Sets this process's instance."""
     _Current.seat = seat
 
 
 def serve_ticks(tick: Callable[[datetime], int]) -> None:
-    """This process is a control worker. tick: what beat's tick does."""
+    """Makes this process a control worker. tick: called at each tick of Celery beat."""
     _Current.tick = tick
 
 
 def current() -> WorkerContext:
-    """Raises: StackNotRunning: a plain Celery worker took the queue of instances."""
+    """Raises: StackNotRunning: a plain Celery worker consumes the queue of instances."""
     if _Current.seat is None:
         raise StackNotRunning("this worker is no instance; expected one started by a provider or `megaflow worker`")
     return _Current.seat

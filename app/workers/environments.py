@@ -1,4 +1,4 @@
-"""Gets an attempt's environments from the pool, waits for an absent engine, and returns them at the end."""
+"""Gets an attempt's environments from the pool, waits for a container engine that is down, releases them at the end."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 _ENDS = ("reset", "teardown")
-"""Phases of what was there before, or came to nothing: they are no part of the wait for an environment."""
+"""Phases that clean up an earlier or failed environment: not part of the wait for this one."""
 _OF_SEVERAL = {"network": "create", "services": "start"}
-"""Where the phases of several containers count when they have not been added up: none of them came."""
+"""Phases of multi-container environments: the phase to count them under when the environment failed to start."""
 
 
 @contextmanager
 def environment_for(context: AttemptContext, purpose: str) -> Iterator[Environment]:
-    """An environment for the block; recycled or ended afterwards, and ended at once when the attempt must stop."""
+    """Gives an environment for the block, then recycles or ends it; ends it at once when the attempt must stop."""
     claimed, services = context.claimed, context.services
     spec, limits = claimed.spec.task.environment, claimed.spec.task.limits
     if purpose.startswith("grading"):
@@ -57,12 +57,12 @@ def environment_for(context: AttemptContext, purpose: str) -> Iterator[Environme
             services.pool.acquire, provider, spec, _tags(context), image, timeout_s=limits.environment_timeout_s
         )
         environment, origin = _awaiting_engine(context, lambda: acquire(allow_reuse=reuse))
-    alone = not (reuse and shares)  # what happens in one that others have, too, is nobody's own
+    alone = not (reuse and shares)  # events in a shared environment cannot be attributed to one attempt
     image_by = asking.arrivals.longest.value
-    told = context.teardown[purpose] = {"id": environment.id, "origin": origin.value, "image_by": image_by}
+    summary = context.teardown[purpose] = {"id": environment.id, "origin": origin.value, "image_by": image_by}
     with ExitStack() as at_end:
         at_end.callback(_let_go, context, environment, purpose, reuse=reuse, alone=alone)
-        told |= _came(environment, image_s, ready_s=asking.waited_s)
+        summary |= _came(environment, image_s, ready_s=asking.waited_s)
         at_end.callback(context.token.on_cancel(environment.destroy))
         if alone:
             context.limits_met.watch(environment)
@@ -72,25 +72,25 @@ def environment_for(context: AttemptContext, purpose: str) -> Iterator[Environme
 
 
 def put_inputs(context: AttemptContext, shell: Shell) -> None:
-    """Write each artifact of earlier tasks that the task is to get as a file.
+    """Writes the artifacts of earlier tasks that are inputs of this task as files into the environment.
 
-    Raises: InputMissing: one of them is not there; ArtifactStoreUnavailable; DatabaseUnavailable; what `put` raises.
+    Raises: InputMissing: an artifact does not exist; ArtifactStoreUnavailable; DatabaseUnavailable; errors of `put`.
     """
     retry = retrying(context.services.settings.lease_s)
-    for wanted in retry(graphs.inputs, context.services.database, context.claimed.run_id):
-        what = f"input missing: {wanted.kind.value} of task {wanted.task_name} ({wanted.task_id}) for {wanted.path}"
-        if wanted.key is None:
-            raise InputMissing(f"{what}: {wanted.missing or 'that task left none'}")
+    for needed in retry(graphs.inputs, context.services.database, context.claimed.run_id):
+        what = f"input missing: {needed.kind.value} of task {needed.task_name} ({needed.task_id}) for {needed.path}"
+        if needed.key is None:
+            raise InputMissing(f"{what}: {needed.missing or 'that task left none'}")
         try:
-            content = context.services.store.get(wanted.key)
+            content = context.services.store.get(needed.key)
         except ArtifactMissing as error:
             raise InputMissing(f"{what}: {error}") from error
-        shell.put(wanted.path, content)
+        shell.put(needed.path, content)
 
 
 @contextmanager
 def live_shells(context: AttemptContext, environment: Environment) -> Iterator[None]:
-    """For the block people may have shells in the environment, which are recorded; in none that others have, too."""
+    """Lets users open recorded shells in the environment during the block; does nothing if it is shared."""
     claimed = context.claimed
     if claimed.mode is Mode.PERSISTENT and claimed.spec.task.environment.reuse is Reuse.SHARED_READONLY:
         yield
@@ -120,7 +120,7 @@ def _sampled(context: AttemptContext, environment: Environment, purpose: str, si
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    """What an attempt pays while it waits for an environment."""
+    """Times and image sources of an attempt's wait for an environment."""
 
     spent: Times
     arrivals: pull_source.PullSources
@@ -150,7 +150,7 @@ def _kind(context: AttemptContext, spec: EnvironmentSpec) -> str:
 
 
 def _never_came(asking: _Asking) -> dict[str, Any]:
-    """As `_came`, of one that did not: the phases that were begun until then."""
+    """Describes an environment that failed to start, like `_came`: the phases that had begun."""
     ready_s, phases = asking.waited_s, dict[str, float]()
     for phase, took_s in asking.spent.phases.items():
         if phase not in _ENDS:
@@ -171,7 +171,7 @@ def _let_go(context: AttemptContext, environment: Environment, purpose: str, *, 
 
 
 def _came(environment: Environment, image_s: float, *, ready_s: float) -> dict[str, Any]:
-    """By which path it came and what the attempt waited for it, by phase; `other`: what lies between the phases."""
+    """Describes how the environment started (path) and the seconds waited per phase; `other`: between the phases."""
     about = environment.describe()
     phases = dict(about.get("phases", {}))
     phases["image"] = round(phases.get("image", 0.0) + image_s, 4)
@@ -186,7 +186,7 @@ def _came(environment: Environment, image_s: float, *, ready_s: float) -> dict[s
 
 
 def _keep_logs(context: AttemptContext, environment: Environment, *, alone: bool) -> None:
-    """Keep all of its long outputs as the attempt's; those of the agent's own framework are kept whatever it is."""
+    """Keeps the environment's long outputs as the attempt's. Those of the agent's framework are kept in any case."""
     if alone and environment.keep_logs(context.logs):
         context.evidence.command_logs(context.logs)
     else:
@@ -201,7 +201,7 @@ def _provider(context: AttemptContext, spec: EnvironmentSpec) -> tuple[Environme
 
 
 def _awaiting_engine(context: AttemptContext, once: Callable[[], T]) -> T:
-    """An engine that is being restarted costs time, and no attempt: there is no environment yet that it could lose."""
+    """Retries while the engine restarts. This costs time but no attempt: no environment exists yet to be lost."""
     retry = retrying(context.services.settings.engine_patience_s, of=EngineUnavailable, hurried=context.token.is_set)
     begun = time.monotonic()
     try:
@@ -215,7 +215,7 @@ def _awaiting_engine(context: AttemptContext, once: Callable[[], T]) -> T:
 
 
 def _give_back(services: WorkerServices, environment: Environment, *, reuse: bool) -> dict[str, Any] | None:
-    """Reset and keep, or end. What cannot be ended now is the sweeper's: it must not change the outcome."""
+    """Resets and keeps the environment, or ends it. An error must not change the outcome: the sweeper ends it later."""
     try:
         proof = services.pool.release(environment, reuse=reuse)
     except StationError as error:

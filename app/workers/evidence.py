@@ -1,4 +1,4 @@
-"""Collects and stores an attempt's artifacts; what is absent has a recorded reason."""
+"""Collects and stores an attempt's artifacts; records a reason for each missing artifact."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ _NAMES = {
 }
 _REDACTED = b"[redacted]"
 _ALSO_SAID = ("model", "upstream_model", "detail", "finish_reason", "parameters", "sampling", "raw", "lost")
-"""Fields of a call that hold words, beside its messages, reply and tools."""
+"""Text fields of a call besides its messages, reply and tools."""
 _MOST_FILES_BYTES = 64 << 20
-"""Of an agent's own files."""
+"""Size limit of an agent's own files."""
 _AT_ONCE = 4
-"""Artifacts that are stored at the same time."""
+"""Number of artifacts stored at the same time."""
 
 
 @dataclass
 class Evidence:
-    """Bytes by kind; a kind without bytes has a reason why. A grader stores what `kinds` names, beside the agent's.
+    """Artifact content by kind, or the reason why it is missing. A grader stores only `kinds`; the agent's are stored.
 
-    earlier_logs, earlier_terminal: keys under which another worker has stored the attempt's.
+    earlier_logs, earlier_terminal: keys of the logs and recording that another worker stored for the attempt.
     """
 
     scripted: bool = False
@@ -78,7 +78,7 @@ class Evidence:
     )
 
     def of_agent(self, report: AgentReport) -> None:
-        """The agent's log and files, read from its scratch folder when they are stored."""
+        """Adds the agent's log (read now) and files (read from its scratch folder when stored)."""
         if report.log is not None and report.log.is_file():
             self._found[ArtifactKind.AGENT_LOG] = report.log.read_bytes()
         else:
@@ -99,9 +99,9 @@ class Evidence:
         *,
         redact: Sequence[str],
     ) -> None:
-        """What was said between the agent and its model, as the gateway recorded it; a failure to read it is told.
+        """Adds the model calls recorded by the gateway, and the trajectory; an error becomes the reason why missing.
 
-        Raises nothing: what was done and graded is worth more than the record of what was said.
+        Raises nothing: a missing record of the calls must not cost the result.
         """
         calls: Sequence[StoredCall] = ()
         with self._missing_note(ArtifactKind.MODEL_CALLS, ArtifactKind.TRAJECTORY):
@@ -120,12 +120,12 @@ class Evidence:
                 task=claimed.spec.task.name,
                 usage=account.describe(),
             )
-            made = trajectory.atif(calls, about)
-            self._found[ArtifactKind.TRAJECTORY] = json.dumps(made, ensure_ascii=False).encode()
+            document = trajectory.atif(calls, about)
+            self._found[ArtifactKind.TRAJECTORY] = json.dumps(document, ensure_ascii=False).encode()
 
     @contextmanager
     def _missing_note(self, *kinds: ArtifactKind) -> Iterator[None]:
-        """Whatever fails in the block is the reason why there is nothing of these kinds."""
+        """Turns any error of the block into the reason why these kinds are missing."""
         try:
             yield
         except Exception as error:
@@ -134,19 +134,19 @@ class Evidence:
                 self._missing[kind] = f"could not be made: {type(error).__name__}: {str(error)[:500]}"
 
     def patch(self, patch: bytes | None, *, why: str = "the task has no repository") -> None:
-        """An empty patch is evidence too; None means that there is none, for the reason given."""
+        """Adds the patch; an empty patch is evidence too. None: there is no patch, for the reason `why`."""
         if patch is None:
             self._missing[ArtifactKind.PATCH] = why
         else:
             self._found[ArtifactKind.PATCH] = patch
 
     def step_diffs(self, content: bytes) -> None:
-        """Of a run that asked for them."""
+        """Adds the diffs of the steps, for a run with `record_diffs`."""
         self.kinds = (*self.kinds, ArtifactKind.STEP_DIFFS)
         self._found[ArtifactKind.STEP_DIFFS] = content
 
     def environment(self, logs: Mapping[str, bytes], outlet: Mapping[str, Any] | None) -> None:
-        """What each service wrote, by its name, and the account of the outlet, where there is one."""
+        """Adds the logs of each service, by its name, and the record of the egress proxy (`outlet`), if any."""
         parts = [f"== {name} ==\n".encode() + content for name, content in logs.items()]
         if outlet is not None:
             parts.append(b"== network ==\n" + json.dumps(outlet, indent=2).encode())
@@ -156,23 +156,23 @@ class Evidence:
             self._missing[ArtifactKind.ENVIRONMENT_LOG] = "one container: its commands are its log"
 
     def command_logs(self, logs: CommandLogs, *, why: str = "no output was too long to be handed on whole") -> None:
-        """Where long outputs are kept. `why` there are none, if there are none."""
+        """Adds the long outputs of commands. why: the reason to record if there are none."""
         self._logs = logs
         self._missing[ArtifactKind.COMMAND_LOGS] = why
 
     def grade(self, grade: Grade) -> None:
         self._found[ArtifactKind.TEST_REPORT] = grade.report
-        kept = grade.verdict.model_dump(mode="json") | {"scripted": self.scripted}
-        self._found[ArtifactKind.VERDICT] = json.dumps(kept, indent=2).encode()
+        content = grade.verdict.model_dump(mode="json") | {"scripted": self.scripted}
+        self._found[ArtifactKind.VERDICT] = json.dumps(content, indent=2).encode()
 
     def store(self, store: ArtifactStore, prefix: str, *, redact: Sequence[str]) -> list[Artifact]:
-        """Store everything below `prefix`, with the secrets in `redact` blotted out; one record per kind.
+        """Stores all artifacts under `prefix` without the secrets in `redact`; returns one record per kind.
 
-        Raises: ArtifactStoreUnavailable, DiskFull; ArtifactMissing: what is earlier is gone.
+        Raises: ArtifactStoreUnavailable, DiskFull; ArtifactMissing: the earlier logs or recording do not exist.
         """
-        several = [partial(copy_context().run, self._store_one, store, prefix, kind, redact) for kind in self.kinds]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:  # each waits for a disk, or a distant store
-            return list(pool.map(lambda one: one(), several))
+        jobs = [partial(copy_context().run, self._store_one, store, prefix, kind, redact) for kind in self.kinds]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:  # each waits for a disk or a remote store
+            return list(pool.map(lambda one: one(), jobs))
 
     def _store_one(self, store: ArtifactStore, prefix: str, kind: ArtifactKind, redact: Sequence[str]) -> Artifact:
         key = f"{prefix}/{_NAMES[kind]}"
@@ -197,7 +197,7 @@ class Evidence:
         if kind is ArtifactKind.AGENT_FILES:
             return None if self._files is None else zstandard.compress(_packed(self._files, redact))
         content = self._found.get(kind)
-        if content is None or kind is ArtifactKind.MODEL_CALLS:  # compressed, after the secrets were taken out
+        if content is None or kind is ArtifactKind.MODEL_CALLS:  # compressed, and already redacted
             return content
         return _without(content, redact)
 
@@ -205,7 +205,7 @@ class Evidence:
 def _store_logs(
     logs: CommandLogs, store: ArtifactStore, key: str, redact: Sequence[str], earlier: str | None
 ) -> Artifact:
-    """By way of a file: they may be larger than a worker should be. Raises: as `Evidence.store`."""
+    """Stores the logs from a file: they may be larger than a worker's memory. Raises: as `Evidence.store`."""
     before = None if earlier is None else store.get(earlier)
     try:
         packed = logs.pack(redact, before)
@@ -225,15 +225,15 @@ def _without(content: bytes, secrets: Sequence[str]) -> bytes:
 
 
 def without_secrets(calls: Sequence[StoredCall], secrets: Sequence[str]) -> list[StoredCall]:
-    """The calls, with every secret in them redacted."""
-    # A message is one object in all the calls that sent it, and must stay one: it is cleaned and worked out once.
+    """Returns the calls with all secrets redacted."""
+    # Calls that sent the same message share one object. They must still share it after redaction, done only once.
     seen: dict[int, tuple[Any, Any]] = {}
 
     def clean(value: Any) -> Any:
         if id(value) not in seen:
             content = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
-            blotted = _without(content, secrets)
-            seen[id(value)] = (value, value if blotted == content else orjson.loads(blotted))
+            redacted = _without(content, secrets)
+            seen[id(value)] = (value, value if redacted == content else orjson.loads(redacted))
         return seen[id(value)][1]
 
     return [
@@ -249,9 +249,9 @@ def without_secrets(calls: Sequence[StoredCall], secrets: Sequence[str]) -> list
 
 
 def _packed(folder: Path, secrets: Sequence[str]) -> bytes:
-    made, left_out, total = io.BytesIO(), [], 0
+    buffer, left_out, total = io.BytesIO(), [], 0
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    with tarfile.open(fileobj=made, mode="w") as archive:
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for path in sorted(files, key=lambda path: path.stat().st_size):
             name = path.relative_to(folder).as_posix()
             if total + path.stat().st_size > _MOST_FILES_BYTES:
@@ -261,7 +261,7 @@ def _packed(folder: Path, secrets: Sequence[str]) -> bytes:
             _add(archive, name, _without(path.read_bytes(), secrets))
         if left_out:
             _add(archive, "LEFT-OUT.txt", "\n".join(left_out).encode("utf-8", "replace"))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:

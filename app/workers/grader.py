@@ -1,6 +1,6 @@
-"""Grades apart: carries out a claimed grading, ends its attempt with the verdict, or leaves it to another grader.
+"""Executes a claimed grading: ends its attempt with the verdict, or puts the grading back for another grader.
 
-What breaks here costs a grading and no rollout: a fault puts it back, until there were too many.
+A fault here costs a grading, not a rollout: the grading is put back, up to a maximum number of faults.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from app.workers.services import WorkerServices
 log = structlog.get_logger()
 
 PUT_BACK = "put back"
-"""Said instead of an end reason: another grader is to do it."""
+"""Result instead of an end reason: another grader must do the grading."""
 _KINDS = (ArtifactKind.TEST_REPORT, ArtifactKind.VERDICT)
 
 
 def carry_out(claim: GradingClaim, services: WorkerServices, token: StopToken) -> str:
-    """Grade, and record what came of it: an end reason, or `PUT_BACK`; raises nothing that is the attempt's own."""
+    """Grades and records the outcome. Returns an end reason or `PUT_BACK`. Errors of the attempt are not raised."""
     claimed = claim.claimed
     bound = structlog.contextvars.bound_contextvars(
         task=claimed.spec.task.name, attempt_id=str(claimed.attempt_id), number=claimed.number, grading=claimed.grading
@@ -42,7 +42,7 @@ def carry_out(claim: GradingClaim, services: WorkerServices, token: StopToken) -
             except StaleWriter as error:
                 log.warning("grading.stale", error=str(error))
                 ended = EndReason.LOST.value
-            except Exception as error:  # noqa: BLE001  the one home: every fault becomes a record
+            except Exception as error:  # noqa: BLE001  the only catch-all: every fault becomes a record
                 ended = _record_failure(context, error)
         attempt.record_teardown(context)
     log.info("grading.ended", end_reason=ended)
@@ -63,14 +63,14 @@ def _grade(context: AttemptContext, claim: GradingClaim) -> str:
     try:
         progress = grading.grade(progress)
     except EnvironmentOverLimit as error:
-        # By what was submitted: a result, as where the agent's own environment ends so.
+        # The submission exceeded a limit: a result, as if this happened in the agent's own environment.
         progress = grading.judge(progress, str(error))
     _choose_evidence(context)
     return attempt.record(attempt.store(progress)).value
 
 
 def _choose_evidence(context: AttemptContext) -> None:
-    """What is stored here: the agent's is in the store; its logs and recording stay as they are when none are added."""
+    """Selects the artifact kinds to store; logs and recording only if grading added some. The agent's are stored."""
     kinds = {ArtifactKind.COMMAND_LOGS: context.logs, ArtifactKind.TERMINAL: context.evidence.terminal}
     context.evidence.kinds = (*_KINDS, *(kind for kind, added in kinds.items() if added))
 
@@ -84,7 +84,7 @@ def _record_failure(context: AttemptContext, error: Exception) -> str:
             if context.write(gradings.put_back, failure if is_fault else None, context.services.retry):
                 log.warning("grading.put_back", error=str(error)[:200])
                 return PUT_BACK
-            reason = reason if is_fault else EndReason.CANCELLED  # else nothing would keep it from being put back
+            reason = reason if is_fault else EndReason.CANCELLED  # no fault, and not put back: the task is cancelled
     except StaleWriter as stale:
         log.warning("grading.stale", error=str(stale))
         return EndReason.LOST.value

@@ -1,8 +1,8 @@
-"""Grades what an agent left, and decides whose fault it is when that breaks.
+"""Grades an agent's submission, and decides whose fault a broken grading is.
 
-Apart: in an environment in which the agent never was. In place: where it acted, restarted, so that none of its
-processes lives and what runs the judge is the image's. A grading that breaks is the submission's own failure only when
-it breaks the same way twice and the gold solution is graded cleanly in between; else nothing was scored.
+Either in a separate, fresh environment, or in the agent's environment after a restart: then none of the agent's
+processes is alive and the programs that grade are the image's. A broken grading is the submission's fault only if it
+breaks the same way twice and the gold solution is graded without error in between. Else the attempt is not scored.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ log = structlog.get_logger()
 
 _STEP_TIMEOUT_S = 60.0
 _MOST_HANDED_OVER_BYTES = 512 << 20
-"""Of all that a verifier apart gets: it passes through the worker's memory."""
+"""Size limit of all files handed over to a separate verifier: they pass through the worker's memory."""
 
 
 def grade(progress: AttemptProgress) -> AttemptProgress:
-    """Grade what the agent left. Raises: Stopped, and what the grader and the environments raise."""
+    """Grades the submission. Raises: Stopped; the errors of the grader and of the environments."""
     context = progress.context
-    context.limits_met.look()  # until now it was the agent's
+    context.limits_met.look()  # kills until now are counted for the agent
     context.limits_met.stage = "grading"
     if progress.grader.fresh_environment:
         environment = context.open.enter_context(environment_for(context, "grading"))
@@ -69,9 +69,9 @@ def grade(progress: AttemptProgress) -> AttemptProgress:
 
 
 def collect(progress: AttemptProgress) -> AttemptProgress:
-    """Take what a verifier apart is to have of the agent's environment; what is not there is left out.
+    """Collects from the agent's environment the files for a separate verifier; skips missing files.
 
-    Raises: AgentFailed: it is too large; EnvironmentFailed.
+    Raises: AgentFailed: the files are too large; EnvironmentFailed.
     """
     goal = progress.context.claimed.spec.task.goal
     if not isinstance(goal, ScriptGoal) or goal.environment is None:
@@ -80,7 +80,7 @@ def collect(progress: AttemptProgress) -> AttemptProgress:
 
 
 def _handed_over(environment: Environment, paths: Sequence[str]) -> Iterator[HandedOver]:
-    """Without links: in the verifier's environment they would lead to its own files."""
+    """Reads the files without links: in the verifier's environment a link would point to the verifier's files."""
     left_bytes = _MOST_HANDED_OVER_BYTES
     for path in paths:
         try:
@@ -94,9 +94,9 @@ def _handed_over(environment: Environment, paths: Sequence[str]) -> Iterator[Han
 
 
 def _read(environment: Environment, path: str) -> tuple[bytes, bool]:
-    """A folder's tar or a file's content, and whether it is a folder.
+    """Returns a folder's tar or a file's content, and whether it is a folder.
 
-    Raises: FileNotFoundError; AgentFailed: what the agent has put there cannot be read; EnvironmentFailed.
+    Raises: FileNotFoundError; AgentFailed: what the agent put there cannot be read; EnvironmentFailed.
     """
     try:
         try:
@@ -106,7 +106,7 @@ def _read(environment: Environment, path: str) -> tuple[bytes, bool]:
         return archives.plain_files(tree, limit_bytes=_MOST_HANDED_OVER_BYTES), True
     except (EnvironmentFailed, SpecInvalid, ValueError) as error:
         if type(error) not in (EnvironmentFailed, SpecInvalid, ValueError):
-            raise  # it is the environment that has ended, not what is in it
+            raise  # the environment itself has ended; its content is not the cause
         environment.assure()
         raise AgentFailed(f"expected an artifact that can be handed over at {path}; found: {error}") from error
 
@@ -114,9 +114,9 @@ def _read(environment: Environment, path: str) -> tuple[bytes, bool]:
 def store_handed_over(
     progress: AttemptProgress, key: str, secrets: Sequence[str]
 ) -> tuple[Artifact | None, tuple[StoredPath, ...]]:
-    """Store for a grader what was collected, under `key`; None: nothing was.
+    """Stores the collected files for a grader under `key`. Returns None if there are none.
 
-    A secret is overwritten in its length: an archive stays one. Raises: ArtifactStoreUnavailable, DiskFull.
+    Secrets are overwritten by text of equal length: archives stay valid. Raises: ArtifactStoreUnavailable, DiskFull.
     """
     if not progress.handed_over:
         return None, ()
@@ -135,13 +135,13 @@ def store_handed_over(
 
 
 def judge(progress: AttemptProgress, detail: str) -> AttemptProgress:
-    """Give no reward without a grader: the agent itself ended what could be graded."""
+    """Gives reward 0 without a grader: the agent itself made grading impossible."""
     verdict = Verdict(reward=0.0, counts=True, detail=detail)
     return recorded(progress, Grade(verdict, report=verdict.detail.encode()))
 
 
 def recorded(progress: AttemptProgress, graded: Grade) -> AttemptProgress:
-    """Keep the grade as evidence, and record that it was reached. Raises: Stopped; StaleWriter; HostOutOfMemory."""
+    """Applies reward rules, adds the grade to the evidence. Raises: Stopped; StaleWriter; HostOutOfMemory."""
     context, rules = progress.context, progress.context.claimed.spec.rewards
     context.limits_met.refuse_host_kills()
     if people := context.journal.shells:
@@ -156,12 +156,12 @@ def recorded(progress: AttemptProgress, graded: Grade) -> AttemptProgress:
 
 
 def restarted(progress: AttemptProgress) -> Restart:
-    """End all that the agent started, and have the judge's tools as the image has them."""
+    """Ends all processes of the agent and restores the grading tools from the image."""
     context, environment = progress.context, progress.the_environment
-    progress.agent_scope.close()  # what is kept of the agent's environment is kept before
+    progress.agent_scope.close()  # saves the logs of the agent's environment first
     context.limits_met.leave(environment)
     restart = environment.restart(_protection(progress))
-    if "/etc/ld.so.cache" in restart.put_back:  # made again by the image's own program, with what was installed
+    if "/etc/ld.so.cache" in restart.put_back:  # rebuilt by the image's own program, with what was installed
         environment.run("ldconfig", timeout_s=_STEP_TIMEOUT_S)
     context.limits_met.watch(environment)
     context.teardown["agent"]["restart"] = {
@@ -175,9 +175,9 @@ def restarted(progress: AttemptProgress) -> Restart:
 
 
 def _not_restarted(progress: AttemptProgress, error: NotRestarted) -> Grade:
-    """The grade of one who left an environment that does not start, twice, where an untouched one does in between.
+    """Grades an environment that fails to restart twice while an untouched one starts in between: reward 0.
 
-    Raises: NotRestarted: it is not its fault; EnvironmentFailed.
+    Raises: NotRestarted: not the submission's fault; EnvironmentFailed.
     """
     with environment_for(progress.context, "grading-gold") as clean:
         clean.restart(_protection(progress))
@@ -196,11 +196,11 @@ def _protection(progress: AttemptProgress) -> DecideFile:
 
 
 def _after_restart(verdict: Verdict, restart: Restart) -> Verdict:
-    """The verdict with what was done before it: a reader of an unexpected 0 sees which files were not the agent's."""
-    told = [path for path in restart.put_back if "__pycache__" not in path and "/.cache/" not in path]
-    if told:
-        more = f" and {len(told) - 3} more" if len(told) > 3 else ""
-        note = f"{verdict.detail}; the image's again before the tests: {', '.join(told[:3])}{more}"
+    """Adds the restart's effects to the verdict: they show a reader of an unexpected 0 which files were restored."""
+    restored = [path for path in restart.put_back if "__pycache__" not in path and "/.cache/" not in path]
+    if restored:
+        more = f" and {len(restored) - 3} more" if len(restored) > 3 else ""
+        note = f"{verdict.detail}; the image's again before the tests: {', '.join(restored[:3])}{more}"
         verdict = verdict.model_copy(update={"detail": note})
     if restart.killed:
         note = f"{verdict.detail}; {restart.killed} processes were ended before the tests"
@@ -210,10 +210,10 @@ def _after_restart(verdict: Verdict, restart: Restart) -> Verdict:
 
 
 def _judged(progress: AttemptProgress, environment: Environment) -> Grade:
-    """The submission's grade. What a control among the tests may have caused is graded again without one.
+    """Returns the submission's grade. Grades again without the control if the control may have caused the result.
 
-    In another environment: what it left in the first would judge the second run. One that was caught by the control
-    stays caught, but where the gold solution is, too.
+    The second environment is another one: files left in the first would affect the run. A submission caught by the
+    control stays caught, unless the control also catches the gold solution.
     """
     task = progress.context.claimed.spec.task
     key = hashlib.sha256(f"{task.goal.model_dump_json()}{task.environment.model_dump_json()}".encode()).hexdigest()
@@ -226,24 +226,24 @@ def _judged(progress: AttemptProgress, environment: Environment) -> Grade:
         usable = _learned(progress, key)
         if usable is not False and not graded.cut_short:
             return _ended(graded)
-    control = graded.cut_short and usable is not False  # silence is no way around it
+    control = graded.cut_short and usable is not False  # a submission must not avoid the control by being silent
     log.warning("grading.again_for_control", task=task.name, unended=graded.unended, control=control)
     progress.context.raise_if_stopped()
     with environment_for(progress.context, "grading-again") as other:
         again = _graded_in(progress, other, progress.patch, control=control)
     if again.verdict.resolved and key not in _controls:
-        _learned(progress, key)  # for the next submissions of this task
+        _learned(progress, key)  # known for the next submissions of this task
     return _ended(again)
 
 
 def _learned(progress: AttemptProgress, key: str) -> bool | None:
-    """Whether the gold solution passes beside a control; None: it fails without one, too, which says nothing of it."""
+    """Whether the gold solution passes with a control. None: unknown, as it fails without a control too."""
     usable: bool | None = _grades_gold_cleanly(progress, control=True, quiet_s=_QUIET_S)
     if not usable:
         began = time.monotonic()
         if not _grades_gold_cleanly(progress, control=False):
             return None
-        # Tests that are quiet for long by themselves are given as long as all of them took.
+        # Tests that are silent for a long time by nature get a silence limit of the whole duration of the tests.
         took_s = time.monotonic() - began
         usable = took_s > _QUIET_S and _grades_gold_cleanly(progress, control=True, quiet_s=took_s + _QUIET_S)
     if len(_controls) >= _MOST_CONTROLS:
@@ -253,9 +253,9 @@ def _learned(progress: AttemptProgress, key: str) -> bool | None:
 
 
 _QUIET_S = 120.0
-"""A run beside a control of which nothing is known ends after as much silence."""
+"""Seconds of silence after which a run with a control ends, if it is unknown whether the control is usable."""
 _controls: dict[str, bool] = {}
-"""By task: whether its gold solution passes beside a control. Of this process."""
+"""Cache of this process, by task: whether its gold solution passes with a control."""
 _MOST_CONTROLS = 4096
 
 
@@ -282,7 +282,7 @@ def _ended(graded: Grade) -> Grade:
 
 
 class TestsUnended(GradingFailed):
-    """The tests did not come to their end; `grade` is what there is of them."""
+    """The tests did not finish; `grade` is the partial result."""
 
     def __init__(self, grade: Grade) -> None:
         super().__init__(grade.verdict.detail)
@@ -290,7 +290,7 @@ class TestsUnended(GradingFailed):
 
 
 def _whose_fault(progress: AttemptProgress, environment: Environment, error: GradingFailed) -> Grade:
-    """The grade of the second try, or of a submission that broke both. Raises: GradingFailed: it is not its fault."""
+    """Grades again; reward 0 if the submission breaks this too. Raises: GradingFailed: not the submission's fault."""
     context = progress.context
     may_be_its_own = _changed_anything(progress) or context.claimed.spec.task.solution is not None
     if not may_be_its_own or not _grades_gold_cleanly(progress, control=False):
@@ -304,14 +304,14 @@ def _whose_fault(progress: AttemptProgress, environment: Environment, error: Gra
         environment.restart(_protection(progress))
         return _ended(_graded_in(progress, environment, progress.patch, control=False))
     except GradingFailed as second:
-        # Where the agent worked, what it left can count the tries, and break the second one otherwise.
+        # Files in the agent's environment can count the tries and break the second in another way: not compared there.
         if progress.grader.fresh_environment and _kind_of_failure(second) != _kind_of_failure(error):
             raise error from second
         return broke_grading(error)
 
 
 def broke_grading(error: GradingFailed) -> Grade:
-    """Reward 0 for a submission that broke its own grading, with what broke."""
+    """Returns reward 0 for a submission that broke its own grading, with the error as detail."""
     detail = f"{BROKE_GRADING}: {error}"[:4000]
     if isinstance(error, TestsUnended):
         return replace(error.grade, verdict=error.grade.verdict.model_copy(update={"detail": detail}))
@@ -319,13 +319,13 @@ def broke_grading(error: GradingFailed) -> Grade:
 
 
 def _changed_anything(progress: AttemptProgress) -> bool:
-    """Whether there is a submission that could have broken it. A container that was acted in may have been changed."""
+    """Whether the submission could have broken the grading. In the agent's own container this is always possible."""
     submitted = (progress.patch or b"").strip() or progress.handed_over
     return bool(submitted) or not progress.grader.fresh_environment
 
 
 def _grades_gold_cleanly(progress: AttemptProgress, *, control: bool, quiet_s: float | None = None) -> bool:
-    """Whether the task's gold solution, or its untouched state, is graded cleanly on the same image."""
+    """Whether the task's gold solution, or its untouched state, is graded without error on the same image."""
     context, task = progress.context, progress.context.claimed.spec.task
     solution = task.solution
     try:
@@ -345,7 +345,7 @@ def _grades_gold_cleanly(progress: AttemptProgress, *, control: bool, quiet_s: f
 
 
 def _grades_gold_apart(progress: AttemptProgress, solved: Environment, goal: ScriptGoal) -> bool:
-    """The same, where the gold solution's artifacts are judged in an environment of the verifier's own."""
+    """Like `_grades_gold_cleanly`, for a gold solution whose artifacts are graded in the verifier's environment."""
     gold = replace(progress, handed_over=tuple(_handed_over(solved, goal.artifacts)))
     with environment_for(progress.context, "grading-gold") as clean:
         reward = _ended(_graded_in(gold, clean, None, control=False)).verdict.reward
@@ -374,10 +374,10 @@ def _folder(place: Path) -> Path:
 
 
 def _kind_of_failure(error: GradingFailed) -> tuple[str, str]:
-    """What two failures have in common when they are the same: their kind, and what was expected.
+    """Returns a key that is equal for failures of the same kind: the error type and what was expected.
 
-    What was found instead may be the submission's own words, which it could make different each time.
+    The text after "found" is left out: the submission may control it and could change it each time.
     """
-    if isinstance(error, TestsUnended):  # it chooses between a hang and a killed shell, too
+    if isinstance(error, TestsUnended):  # the submission can also choose between a hang and a killed shell
         return type(error).__name__, ""
     return type(error).__name__, re.sub(r"\d+", "#", str(error).partition("found")[0])[:80]

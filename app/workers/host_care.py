@@ -1,8 +1,8 @@
-"""Maintenance of a host, by one process elected by a file lock: sweeping, reporting images and pressure, prefetching.
+"""Maintains a host in one process, elected by a file lock: sweeping, reporting images and pressure, prefetching.
 
     with host_care.caring(settings, database): …
 
-Belongs into processes that do not fork: the control worker, and standing instances, whose host may have nothing else.
+Use it only in processes that do not fork: the control worker, and standing instances (perhaps alone on their host).
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ from app.workers.semaphores import LedgerSemaphore
 log = structlog.get_logger()
 
 Work = Callable[[threading.Event], None]
-"""Blocks until told to stop."""
+"""A function that blocks until the event is set."""
 
 _LOOK_S = 2.0
 _AWAY_S = 5.0
-"""Interval of checking whether this host's maintenance process lives."""
+"""Interval of checking whether this host's maintenance process is alive."""
 _LEAVING_S = 10.0
-"""How long running work may take to end."""
+"""Time that running work has to end."""
 _NEAR = 256
-"""Tasks at the head of the queue: enough to pull ahead by."""
+"""Number of tasks at the head of the queue to prefetch images for."""
 _LEFT_ALONE = ("prefetch",)
-"""The worker does not wait for these: an engine goes on pulling, and the image is found again."""
+"""Work that the worker does not wait for: the engine continues the pull, and the image is found later."""
 
 
 def works(settings: Settings, database: Database) -> dict[str, Work]:
-    """All that is done for a host, by name."""
-    found: dict[str, Work] = {
+    """Returns all maintenance work of a host, by name."""
+    tasks: dict[str, Work] = {
         "presence": Reporter(settings, database, settings.host()).run,
         "pressure": partial(keep_reporting, database, settings.host()),
         "sweep": partial(host_sweep.keep, settings, database, settings.host()),
     }
     if settings.image_prefetch:
-        found["prefetch"] = partial(_pull_ahead, settings, database)
-    return found
+        tasks["prefetch"] = partial(_pull_ahead, settings, database)
+    return tasks
 
 
 @contextmanager
 def caring(settings: Settings, database: Database) -> Iterator[None]:
-    """Care for this host during the block, in the background, while no other process does."""
+    """Maintains this host in the background during the block, while no other process does it."""
     stop = threading.Event()
     thread = threading.Thread(target=care, args=(settings, database, stop), name="host-care", daemon=True)
     thread.start()
@@ -77,14 +77,14 @@ def caring(settings: Settings, database: Database) -> Iterator[None]:
 
 
 def care(settings: Settings, database: Database, stop: threading.Event) -> None:
-    """As `caring`, until told to stop."""
+    """Maintains this host like `caring`, until `stop` is set."""
     while not stop.is_set():
         try:
             with turn(settings.home / "run" / "slots" / "host-care", timeout_s=0.0):
                 _work(works(settings, database), stop)
         except TimeoutError:
             stop.wait(_AWAY_S)
-        except (OSError, RuntimeError) as error:  # short of files, of disk, of threads: for now
+        except (OSError, RuntimeError) as error:  # temporarily out of files, disk space or threads
             log.warning("host_care.not_begun", reason=str(error))
             stop.wait(_AWAY_S)
 
@@ -97,7 +97,7 @@ def _work(all_of: Mapping[str, Work], stop: threading.Event) -> None:
             thread.start()
             threads[name] = thread
         stop.wait()
-    finally:  # also those of a few of which one could not be started: whoever is next starts them all
+    finally:  # also if one thread did not start: the next holder of the lock starts all of them
         over.set()
         for name, thread in threads.items():
             if name not in _LEFT_ALONE:
@@ -108,19 +108,19 @@ def _keep_working(name: str, work: Work, stop: threading.Event) -> None:
     while not stop.is_set():
         try:
             work(stop)
-        except Exception:  # what cares for a host must come back, whatever it met
+        except Exception:  # host maintenance must restart after any error
             log.exception("host_care.failed", work=name)
             stop.wait(1.0)
 
 
 class Reporter:
-    """Keeps what the ledger knows of this host true: writes when it changes, and now and then that it lives."""
+    """Reports this host's images to the ledger: when they change, and regularly as a sign that the host is alive."""
 
     def __init__(self, settings: Settings, database: Database, host: str) -> None:
         self._presence = ImageChanges(settings)
         self._database = database
         self._host = host
-        self._images: frozenset[str] | None = None  # as told
+        self._images: frozenset[str] | None = None  # as last reported
         self._told_at = 0.0  # monotonic seconds
 
     def run(self, stop: threading.Event) -> None:
@@ -144,9 +144,9 @@ _STALLED = re.compile(r"^some .*total=(\d+)$", re.MULTILINE)
 
 
 class PressureGauge:
-    """Reads the kernel's pressure stall information; where it has none, the load for each core.
+    """Reads the kernel's pressure stall information; if the kernel has none, the load per core.
 
-    file: the kernel's, of CPUs: microseconds in which some process waited for one.
+    file: the kernel's file for CPUs; its total is the microseconds in which some process waited for a CPU.
     """
 
     def __init__(self, file: Path = Path("/proc/pressure/cpu")) -> None:
@@ -154,12 +154,12 @@ class PressureGauge:
         self._before = self._stalled_s(), time.monotonic()
 
     def read(self) -> HostPressure:
-        """Since the last time."""
+        """Returns the pressure since the last read."""
         stalled_s, now = self._stalled_s(), time.monotonic()
         cores = os.cpu_count() or 1
         before_s, then = self._before
         if stalled_s is None or before_s is None:
-            cpu = 1 - cores / max(cores, os.getloadavg()[0])  # of those that would run, so many wait
+            cpu = 1 - cores / max(cores, os.getloadavg()[0])  # share of the runnable processes that wait
         else:
             cpu = (stalled_s - before_s) / max(1e-3, now - then)
         self._before = stalled_s, now
@@ -168,14 +168,14 @@ class PressureGauge:
 
     def _stalled_s(self) -> float | None:
         try:
-            found = _STALLED.search(self._file.read_text())
+            match = _STALLED.search(self._file.read_text())
         except OSError:
             return None
-        return int(found[1]) / 1e6 if found else None
+        return int(match[1]) / 1e6 if match else None
 
 
 def keep_reporting(database: Database, host: str, stop: threading.Event) -> None:
-    """Until told to stop."""
+    """Reports the host's pressure until `stop` is set."""
     gauge = PressureGauge()
     while not stop.wait(_LOOK_S):
         try:
@@ -185,7 +185,7 @@ def keep_reporting(database: Database, host: str, stop: threading.Event) -> None
 
 
 def prefetcher(settings: Settings, database: Database) -> Prefetcher:
-    """Ready to `run`, in a thread of a process that stands and does not fork."""
+    """Returns a prefetcher; `run` it in a thread of a long-lived process that does not fork."""
     upcoming = Upcoming(database, fair=settings.dispatch_order == "fair")
     store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
 
@@ -207,9 +207,9 @@ def _pull_ahead(settings: Settings, database: Database, stop: threading.Event) -
 
 
 def left_to_others(database: Database, host: str, images: Sequence[str]) -> Collection[str]:
-    """Of these, the images that other hosts have, and of those that none has the ones that others are to fetch.
+    """Returns the images that other hosts have, plus the images without a host that others must fetch.
 
-    None while any waiting task may run on this host alone: only what standing pools run goes to its image.
+    Empty while a waiting task may be limited to one host: only tasks of standing pools can run where their image is.
 
     Raises: DatabaseUnavailable.
     """

@@ -1,4 +1,4 @@
-"""Runs an instance: from the provider's request to a Celery worker, until it exits.
+"""Runs an instance: starts its Celery worker from the provider's request; ends when the worker exits.
 
 python -m app.workers.instance '{"instance_id": "…", "mode": "persistent", "slots": 4}'
 """
@@ -38,7 +38,7 @@ _POLL_S = 0.05
 
 
 class _DrainCheck(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Leaves when the ledger has closed the instance's row; when it drains, takes nothing new and leaves when done."""
+    """Exits when the ledger has closed the instance's row. When draining, takes no new work and exits when done."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -62,17 +62,17 @@ def _cancel_queues(c: Any) -> None:
 
 
 class SingleTask(bootsteps.StartStopStep):  # type: ignore[misc]
-    """The worker takes exactly one message and exits with code 0. `idle_s` is set before the worker is built.
+    """The worker takes exactly one message and exits with code 0. Set `idle_s` before the worker is built.
 
     `max_tasks_per_child`, `WorkerShutdown` raised in the task and "stop when something has finished" all let a second
-    message in. This cancels every consumer in the moment in which the first message is reserved, remembers across
-    reconnects that it has, and leaves when the work is done, or when nothing came for a while.
+    message in. This step cancels every consumer at the moment the first message is reserved, and remembers this across
+    reconnects. It exits when the work is done, or when no message came for `idle_s` seconds.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
     idle_s: float = 30.0
 
-    # Of the process, not of the step: a reconnect builds everything anew.
+    # Class attributes, one per process: a reconnect builds a new step.
     taken: bool = False
     started_at: float | None = None
 
@@ -97,7 +97,7 @@ class SingleTask(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def host(celery: Celery, request: InstanceRequest, settings: Settings) -> int:
-    """Work as this instance until told to leave; the process's exit code."""
+    """Works as this instance until it must exit; returns the process's exit code."""
     os.environ[MARK] = str(request.instance_id)
     ephemeral = request.mode is InstanceMode.EPHEMERAL
     built = services.build(settings, pooled=not ephemeral, max_idle=0 if ephemeral else request.slots)
@@ -124,7 +124,7 @@ def _worker(celery: Celery, request: InstanceRequest, settings: Settings) -> Any
     if ephemeral:
         SingleTask.idle_s = settings.ephemeral_idle_s
         celery.steps["consumer"].add(SingleTask)
-    if ephemeral or settings.joined:  # who may hear commands to workers in Redis may give them: hosts may not
+    if ephemeral or settings.joined:  # in Redis, read access to worker commands means write access: not for hosts
         celery.conf.worker_enable_remote_control = False
     return celery.Worker(
         hostname=f"{request.mode.value}-{str(request.instance_id)[-12:]}@{settings.host()}",
@@ -139,9 +139,9 @@ def _worker(celery: Celery, request: InstanceRequest, settings: Settings) -> Any
 
 
 def _connect_signals(here: WorkerContext, settings: Settings, *, placed: bool) -> None:
-    """Ready when the consumer is; told to stop: finish within the grace, else give everything back.
+    """Connects the worker's signals: ready; shutdown: finish within `drain_s`, else interrupt all work.
 
-    placed: it stands, and its host is told of.
+    placed: the instance is persistent; its host is recorded.
     """
 
     def on_ready(**_: Any) -> None:
@@ -152,7 +152,7 @@ def _connect_signals(here: WorkerContext, settings: Settings, *, placed: bool) -
             state.should_stop = 0
 
     def on_shutdown(**_: Any) -> None:
-        timer = threading.Timer(settings.drain_s, here.interrupt)  # a claim may be under way: also when nothing is held
+        timer = threading.Timer(settings.drain_s, here.interrupt)  # even if nothing is held: a claim may be in progress
         timer.daemon = True
         timer.start()
 
@@ -161,9 +161,9 @@ def _connect_signals(here: WorkerContext, settings: Settings, *, placed: bool) -
 
 
 def main(argument: str, *, alone: bool = False) -> int:
-    """Host the instance that the JSON in `argument` describes.
+    """Hosts the instance that the JSON in `argument` describes.
 
-    alone: on a machine that is nothing else, whose provider sees no exit code of programs: the end is told from here.
+    alone: the machine runs only this; its provider sees no exit codes, so this process records its own end.
     """
     from app.celery_app import app
 
@@ -181,7 +181,7 @@ def _tell_end(database: Database, instance_id: UUID, code: int, settings: Settin
 
 
 def stand(mode: InstanceMode, slots: int, resource_class: str = "standard") -> int:
-    """Host a standing instance without a provider (a compose service): it registers itself."""
+    """Hosts a standing instance without a provider (a compose service): it registers itself."""
     from app.celery_app import app
 
     settings = load()
@@ -196,7 +196,7 @@ def stand(mode: InstanceMode, slots: int, resource_class: str = "standard") -> i
         code = host(app, request, settings)
     _tell_end(database, instance_id, code, settings)
     if settings.joined and instances.draining_why(database, instance_id) != hosts.LEAVES:
-        return code or INTERRUPTED_EXIT  # supervisord starts another
+        return code or INTERRUPTED_EXIT  # supervisord restarts it
     return code
 
 

@@ -31,7 +31,7 @@ def main() -> None:
     logs.configure(settings.log_level)
     celery_app.loader.import_default_modules()
     if settings.container_runtime != "docker":
-        available(settings)  # tried once here; what is forked from here knows
+        available(settings)  # checked once here; forks inherit the result
     launcher.main(settings, MARK, lambda request: instance.host(celery_app, request, settings))
 
 

@@ -1,7 +1,7 @@
-"""Renews the leases of a worker in one statement, and tells attempts to stop.
+"""Renews all leases of a worker in one statement, and stops attempts.
 
-A worker that cannot renew stops its own work before the lease lapses: better an attempt run twice in turn than twice at
-the same time.
+A worker that cannot renew stops its own work before the lease lapses: an attempt may run twice in sequence, but never
+twice at the same time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = structlog.get_logger()
 
 
 class StopToken:
-    """Implements `CancelToken`; knows why."""
+    """Implements `CancelToken`, with the reason."""
 
     def __init__(self) -> None:
         self.reason: EndReason | None = None
-        self.on_wake: Callable[[], None] | None = None  # a wake-up message names the attempt; returns at once
+        self.on_wake: Callable[[], None] | None = None  # called on a wake-up message for the attempt; must not block
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] = []
 
@@ -39,7 +39,7 @@ class StopToken:
         return self.reason is not None
 
     def stop(self, reason: EndReason) -> None:
-        """Only the first reason counts."""
+        """Stops the attempt. Only the first reason counts."""
         with self._lock:
             if self.reason is not None:
                 return
@@ -65,7 +65,7 @@ class StopToken:
 
 
 class LeaseRenewer:
-    """One thread per worker that renews the leases of all its attempts and hears who must stop."""
+    """Renews the leases of all attempts of a worker in one thread, and learns which attempts must stop."""
 
     def __init__(self, database: Database, settings: Settings, instance_id: UUID) -> None:
         self._database = database
@@ -77,8 +77,8 @@ class LeaseRenewer:
         self._thread = threading.Thread(target=self._run, name="lease-renewer", daemon=True)
         self._guard = threading.Thread(target=self._watch, name="lease-guard", daemon=True)
         self._renewed_at = time.monotonic()
-        self.orphaned = threading.Event()  # the ledger no longer knows this instance, or cannot be reached any more
-        self.draining = threading.Event()  # finish what is in hand, take nothing new, leave
+        self.orphaned = threading.Event()  # instance unknown to the ledger, or ledger unreachable
+        self.draining = threading.Event()  # finish current attempts, take no new ones, exit
 
     def start(self) -> None:
         self._thread.start()
@@ -89,29 +89,29 @@ class LeaseRenewer:
         self._thread.join(timeout=5)
 
     def take(self, claimed: Claim) -> StopToken:
-        """Renew the claim's lease from here on, until it is dropped."""
+        """Renews the claim's lease from now on, until `drop`."""
         token = StopToken()
         with self._lock:
             self._held[claimed.attempt_id] = token
         return token
 
     def drop(self, claimed: Claim) -> None:
-        """The attempt is over, or another worker's."""
+        """Stops renewing: the attempt has ended or belongs to another worker."""
         with self._lock:
             self._held.pop(claimed.attempt_id, None)
 
     def in_hand(self, attempt_id: UUID) -> bool:
-        """True while the attempt is in hand."""
+        """Whether this worker runs the attempt now."""
         with self._lock:
             return attempt_id in self._held
 
     def busy(self) -> int:
-        """Attempts in hand."""
+        """Returns the number of running attempts."""
         with self._lock:
             return len(self._held)
 
     def stop_all(self, reason: EndReason) -> None:
-        """Tell every attempt of this worker to stop."""
+        """Stops every attempt of this worker."""
         with self._lock:
             tokens = list(self._held.values())
         for token in tokens:
@@ -125,11 +125,11 @@ class LeaseRenewer:
             try:
                 named = listener.listen(max(0.05, min(1.0, due - time.monotonic())))
                 self._wake(named)
-                # Whoever is named learns why from the ledger; an instance that is named is to look at its own row.
+                # A message only gives ids. The ledger has the reason; a named instance must read its own row.
                 if time.monotonic() >= due or self._instance_id in named or any(map(self.in_hand, named)):
                     due = time.monotonic() + period_s
                     self._renew()
-            except Exception:  # this thread must live, whatever it met: with it goes every lease of the worker
+            except Exception:  # must not end by any error: the worker would lose all its leases
                 log.exception("lease.renewal_failed")
                 self._closing.wait(1.0)
         listener.close()
@@ -142,7 +142,7 @@ class LeaseRenewer:
                 token.on_wake()
 
     def _watch(self) -> None:
-        """Stop the work before its leases lapse, also when the renewer hangs in a call that does not return."""
+        """Stops the work before its leases lapse, even if the renewer hangs in a call that does not return."""
         while not self._closing.wait(0.5):
             if time.monotonic() - self._renewed_at > self._settings.lease_s * 0.8:
                 self.stop_all(EndReason.LOST)
@@ -180,6 +180,6 @@ class LeaseRenewer:
 
 
 def _stop_aside(token: StopToken, reason: EndReason) -> None:
-    """Ending an environment may take a minute, and others' leases must not wait for it."""
+    """Stops an attempt in its own thread: ending an environment may take a minute; other leases must not wait."""
     if not token.is_set():
         threading.Thread(target=token.stop, args=(reason,), name="stop-attempt", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Finds which limits an attempt hit, from the kernel's counters."""
+"""Counts which limits an attempt hit, from the kernel's counters."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from app.models.spec import Resources
 
 @dataclass
 class LimitAccount:
-    """Of one attempt. `limits` hold for each of its environments; `stage`: whose the next kills and refusals are.
+    """Limits hit by one attempt. `limits` apply to each environment; next kills and refusals count for `stage`.
 
-    What runs beside such an environment, as services of a compose file do, is told by its name with a limit of its own.
+    Other containers of an environment, such as services of a compose file, are counted by name with their own limit.
     """
 
     limits: Resources
@@ -25,13 +25,13 @@ class LimitAccount:
     _refused: _LimitTally = field(default_factory=lambda: _LimitTally())
     _host_killed: _LimitTally = field(default_factory=lambda: _LimitTally())
     _throttled: _LimitTally = field(default_factory=lambda: _LimitTally())  # seconds
-    _services: dict[str, _LimitTally] = field(default_factory=dict)  # killed there
+    _services: dict[str, _LimitTally] = field(default_factory=dict)  # kills per service
     _several: list[_Services] = field(default_factory=list)
     _service_limits: dict[str, int] = field(default_factory=dict)  # bytes
 
     @classmethod
     def resumed(cls, limits: Resources, counted: Mapping[str, Any]) -> LimitAccount:
-        """Goes on where another worker's has ended. counted: what its `look` has found."""
+        """Continues the account of another worker. counted: the result of its last `look`."""
         account = cls(limits)
         memory = counted.get("memory", {})
         account._killed.resume(memory.get("killed"))
@@ -44,7 +44,7 @@ class LimitAccount:
         return account
 
     def watch(self, environment: Environment) -> None:
-        """From now on; what was counted in it before is not this attempt's."""
+        """Counts in the environment from now on; earlier counts do not belong to this attempt."""
         self._killed.watch(environment, environment.memory_kills)
         self._refused.watch(environment, environment.processes_refused)
         self._host_killed.watch(environment, environment.host_kills)
@@ -52,12 +52,12 @@ class LimitAccount:
         several = _Services(environment)
         if several.found:
             self._several.append(several)
-            for name, found in several.found.items():
-                self._service_limits.setdefault(name, found.limit_bytes)
+            for name, memory in several.found.items():
+                self._service_limits.setdefault(name, memory.limit_bytes)
                 self._services.setdefault(name, _LimitTally()).watch(environment, partial(several.kills, name))
 
     def leave(self, environment: object) -> None:
-        """It is given back: what is counted in it from now on is another attempt's."""
+        """Stops counting in a released environment: later counts belong to another attempt."""
         for several in self._several:
             several.look()
         for tally in (*self._own, *self._services.values()):
@@ -69,38 +69,38 @@ class LimitAccount:
         return self._killed, self._refused, self._host_killed, self._throttled
 
     def refuse_host_kills(self) -> None:
-        """Raises: HostOutOfMemory: a process was killed that had not met the task's own limit."""
+        """Raises: HostOutOfMemory: a process was killed although the task's own limit was not reached."""
         counts = self._host_killed.look(self.stage) or {}
-        if killed := round(sum(counts.values())):
+        if kills := round(sum(counts.values())):
             raise HostOutOfMemory(
-                f"the host was short of memory: {killed} killed in the environment, which never met its own limit of"
+                f"the host was short of memory: {kills} killed in the environment, which never met its own limit of"
                 f" {self.limits.most.memory_bytes} bytes; it is done again"
             )
 
     def look(self) -> dict[str, Any]:
-        """`memory`, `processes` and `cpu`, with what was counted until now; nothing of what is not counted here."""
+        """Returns the counts so far by `memory`, `processes` and `cpu`; leaves out what this host cannot count."""
         for several in self._several:
             several.look()
         killed, refused, by_host, throttled = (tally.look(self.stage) for tally in self._own)
         beside = {name: tally.look(self.stage) or {} for name, tally in self._services.items()}
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         if killed is not None:
-            found["memory"] = {"limit_bytes": self.limits.most.memory_bytes, "killed": killed}
+            result["memory"] = {"limit_bytes": self.limits.most.memory_bytes, "killed": killed}
             if by_host and any(by_host.values()):
-                found["memory"]["killed_by_host"] = by_host
+                result["memory"]["killed_by_host"] = by_host
             services = {
                 name: {"limit_bytes": self._service_limits[name], "killed": counts}
                 for name, counts in beside.items()
                 if any(counts.values())
             }
             if services:
-                found["memory"]["services"] = services
+                result["memory"]["services"] = services
         if refused is not None:
-            found["processes"] = {"limit": self.limits.pids, "refused": refused}
+            result["processes"] = {"limit": self.limits.pids, "refused": refused}
         if throttled is not None:
             seconds = {stage: round(count, 3) for stage, count in throttled.items()}
-            found["cpu"] = {"limit": self.limits.most.cpus, "throttled_s": seconds}
-        return found
+            result["cpu"] = {"limit": self.limits.most.cpus, "throttled_s": seconds}
+        return result
 
 
 @dataclass
@@ -126,7 +126,7 @@ class _LimitTally:
             self._left += one.known
 
     def look(self, stage: str) -> dict[str, float] | None:
-        """By stage, what is new as that one's; None where it is not counted."""
+        """Adds the new count to `stage`; returns the counts by stage. None: not counted."""
         if not self._seen:
             return None
         since = self._left + sum(one.since() for one in self._watched) - sum(self._by_stage.values())
@@ -142,14 +142,14 @@ class _Watched:
     known: float = 0
 
     def since(self) -> float:
-        """Since it is watched; the last that was known, once it cannot be asked."""
+        """Returns the count since watching began; the last known count once the counter cannot be read."""
         count = self.count()
         self.known = max(self.known, 0 if count is None else count - self.before)
         return self.known
 
 
 class _Services:
-    """What the services of an environment have counted, asked of all of them at once."""
+    """Counters of an environment's services, read from all services at once."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -159,5 +159,5 @@ class _Services:
         self.found = self.environment.memory_beside()
 
     def kills(self, name: str) -> int | None:
-        """As of the last look."""
+        """Returns the service's kills at the last look."""
         return None if (one := self.found.get(name)) is None else one.kills

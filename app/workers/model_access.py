@@ -1,4 +1,4 @@
-"""Gives an attempt its model token, and reads its usage at the end."""
+"""Gives an attempt its model token, and reads its model usage at the end."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from app.workers.retry import retrying
 _TIMEOUT_S = 10.0
 _ACCOUNT = TypeAdapter(Account)
 _AWAY = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
-"""Read timeouts are not among them: a gateway that is slow to answer may have recorded every call."""
+"""Errors of an absent gateway. No read timeouts: a slow gateway may have recorded every call."""
 
 
 class GatewayClient:
-    """One attempt's view of the gateway at `base_url` (without /v1), by the attempt's token. Threads may share it.
+    """Client of the gateway at `base_url` (without /v1) with one attempt's token. Thread-safe.
 
-    `away` is true once a connection was refused or broken: then agents could not call either.
+    `away` is true once a connection was refused or broken: then agents could not call the gateway either.
     """
 
     def __init__(self, base_url: str, token: str) -> None:
@@ -43,17 +43,17 @@ class GatewayClient:
         self.away = False
 
     def account(self) -> Account:
-        """What the attempt has had so far; `waited_s` counts calls that wait at this moment, too.
+        """Returns the attempt's account so far; `waited_s` includes calls that wait at this moment.
 
-        Raises: ModelEndpointUnavailable: the gateway is away, or does not know the token.
+        Raises: ModelEndpointUnavailable: the gateway is unreachable, or does not know the token.
         """
         return self._ask("GET", "/megaflow/session")
 
     def close(self, timeout_s: float = 10.0, *, answer_s: float = _TIMEOUT_S) -> Account | None:
-        """End the attempt's calls: no more are taken, those under way get `timeout_s`, and all of it is on record then.
+        """Ends the attempt's calls: refuses new calls, gives running calls `timeout_s`, then has all calls recorded.
 
-        The answer may take `answer_s` more. None: the gateway is away, or does not reach the ledger; what it had on
-        record is in the ledger. May be asked again.
+        The response may take `answer_s` more. None: the gateway is unreachable or cannot reach the ledger; calls
+        recorded before are in the ledger. May be called again.
         """
         params = {"timeout_s": f"{timeout_s:g}"}
         try:
@@ -71,17 +71,17 @@ class GatewayClient:
 
     def _ask(self, method: str, path: str, **options: Any) -> Account:
         try:
-            answer = self._http.request(method, path, **options)
-            body = answer.json()
+            response = self._http.request(method, path, **options)
+            body = response.json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             self.away = self.away or isinstance(error, _AWAY)
             raise ModelEndpointUnavailable(
                 f"model gateway {self._http.base_url}: expected an answer, found {type(error).__name__}: {error};"
                 " try `megaflow doctor`"
             ) from error
-        if answer.status_code != 200 or not isinstance(body, dict):
-            found = f"status {answer.status_code}: {str(body)[:500]}"
-            raise ModelEndpointUnavailable(f"model gateway {self._http.base_url}: expected an account, found {found}")
+        if response.status_code != 200 or not isinstance(body, dict):
+            problem = f"status {response.status_code}: {str(body)[:500]}"
+            raise ModelEndpointUnavailable(f"model gateway {self._http.base_url}: expected an account, found {problem}")
         try:
             return _ACCOUNT.validate_python(body)
         except ValueError as error:
@@ -93,46 +93,46 @@ log = structlog.get_logger()
 Found = TypeVar("Found")
 
 _SETTLE_S = 30.0
-"""For a gateway that is being started again to answer."""
+"""Time for a restarting gateway to answer."""
 _IN_FLIGHT_S = 5.0
-"""For calls whose agent has ended to end, too."""
+"""Time for running calls to end after their agent has ended."""
 _BETWEEN_S = 0.5
 _HURRIED_S = 1.0
 _HURRIED_ANSWER_S = 4.0
-"""The same, and beyond it for the answer, when the attempt was told to stop: the caller waits."""
+"""Both times if the attempt must stop, because the caller waits: for running calls, and in addition for the answer."""
 
 
 @dataclass(slots=True)
 class ModelAccess:
-    """Where one attempt's agent finds its model, and what it has had of it."""
+    """Model endpoint and account of one attempt."""
 
     endpoint: ModelEndpoint
     claimed: Claim
     database: Database
     client: GatewayClient
     stopped: Callable[[], bool]
-    """Whether the attempt was told to stop."""
+    """Whether the attempt must stop."""
     patience_s: float
-    """With PostgreSQL."""
+    """Seconds to retry PostgreSQL."""
     doubt: str = ""
-    """Why it is not sure that the gateway saw all of its calls; empty: it did, as far as is known."""
+    """Reason why the gateway may have missed calls; empty: no known reason."""
     _waited_s: float = field(default=0.0, init=False)
-    _gateway: str = field(default="", init=False)  # the process that was there at the beginning
+    _gateway: str = field(default="", init=False)  # the gateway process at the start
 
     @property
     def token(self) -> str:
-        """What must not be kept anywhere."""
+        """The secret token; must not be stored anywhere."""
         return self.endpoint.api_key.get_secret_value() if self.endpoint.api_key else ""
 
     def greet(self) -> None:
-        """Remember which process of the gateway is there: what one that dies has not written is lost."""
+        """Notes the id of the gateway process: if it dies, calls that it has not yet written are lost."""
         with suppress(ModelEndpointUnavailable):
             self._gateway = self.client.account().gateway
 
     def waited_s(self) -> float:
-        """Seconds that limits have made its calls wait, as far as is known: while the gateway is away, its last answer.
+        """Returns the seconds that limits made its calls wait; while the gateway is unreachable, the last known value.
 
-        An end by a time limit that could not be checked is named in `doubt`.
+        A failed check is noted in `doubt`: an end by a time limit may then be wrong.
         """
         try:
             self._waited_s = max(self._waited_s, self.client.account().waited_s)
@@ -142,11 +142,11 @@ class ModelAccess:
         return self._waited_s
 
     def settle(self) -> Account:
-        """The account when all that the gateway saw is in the ledger; without the gateway, what the ledger has.
+        """Returns the account after the gateway has written all calls to the ledger; without the gateway, the ledger's.
 
         Raises: DatabaseUnavailable.
         """
-        give_up = time.monotonic() + _SETTLE_S
+        deadline = time.monotonic() + _SETTLE_S
         while True:
             hurried = self.stopped()
             hurry = {"timeout_s": _HURRIED_S, "answer_s": _HURRIED_ANSWER_S}
@@ -157,22 +157,22 @@ class ModelAccess:
                 if self._gateway and account.gateway and account.gateway != self._gateway:
                     self.doubt = self.doubt or "the gateway was started anew in between; calls may be missing"
                 return account
-            if hurried or time.monotonic() > give_up:
+            if hurried or time.monotonic() > deadline:
                 break
             time.sleep(_BETWEEN_S)
-        # What it had not written is lost; the trajectory says where calls are missing.
+        # Calls that it had not written are lost; the trajectory shows where calls are missing.
         log.warning("gateway.not_settled")
         self.doubt = self.doubt or "the gateway did not put all of its calls on record"
         return self._within(lambda connection: model_calls.account_of(connection, self.claimed.attempt_id))
 
     def forget(self) -> None:
-        """What was said is an artifact now: the ledger keeps the figures alone. Raises: DatabaseUnavailable."""
+        """Deletes the messages from the ledger: an artifact has them; the figures stay. Raises: DatabaseUnavailable."""
         self._within(lambda connection: model_calls.forget_messages(connection, self.claimed.attempt_id))
 
     def calls(self) -> list[StoredCall]:
-        """Every call of the attempt, with what was said.
+        """Returns every call of the attempt, with its messages.
 
-        Raises: DatabaseUnavailable; ValueError: what the ledger has cannot be read.
+        Raises: DatabaseUnavailable; ValueError: the ledger's content cannot be read.
         """
         return self._within(lambda connection: model_calls.calls_of(connection, self.claimed.attempt_id))
 
@@ -189,7 +189,7 @@ class ModelAccess:
 def model_access(
     settings: Settings, database: Database, claimed: Claim, stopped: Callable[[], bool]
 ) -> Iterator[ModelAccess]:
-    """Access for one attempt, as long as it runs. Raises: StaleWriter: it runs no more; DatabaseUnavailable."""
+    """Gives an attempt model access during the block. Raises: StaleWriter: it does not run; DatabaseUnavailable."""
     model = claimed.spec.model
     assert model is not None
     token = f"mf-{secrets.token_urlsafe(32)}"

@@ -1,4 +1,4 @@
-"""Retries calls to PostgreSQL and the engine through a restart."""
+"""Retries calls to PostgreSQL and the container engine while they restart."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def retrying(
     of: type[MegaFlowError] = DatabaseUnavailable,
     hurried: Callable[[], bool] = lambda: False,
 ) -> Retrying:
-    """Calls again what met an error `of` that kind, for `patience_s` seconds; once `hurried`, no more.
+    """Returns a retrier for errors of type `of`: it retries for `patience_s` seconds, and stops once `hurried`.
 
-    What is called must bear being called twice: a transaction may have been applied although we saw an error.
+    The function must be safe to call twice: a transaction may have been applied although it returned an error.
     """
     longest = stop_after_delay(patience_s)
 

@@ -1,6 +1,6 @@
-"""Takes an attempt's semaphores in the ledger, shared by all hosts, shown by `megaflow limits`.
+"""Acquires an attempt's semaphores in the ledger, shared by all hosts, shown by `megaflow limits`.
 
-What holds a place when its worker dies goes with the attempt, the instance, or the lease, whichever is noticed first.
+If a worker dies, its places are freed with the attempt, the instance or the lease, whichever end is noticed first.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from app.ledger.semaphores import SemaphoreAnswer
 log = structlog.get_logger()
 
 _LISTENERS = 4
-"""How many at the head of the queue keep a connection for wake-ups; the others poll."""
+"""Number of waiters at the head of the queue that keep a connection for wake-ups; the others poll."""
 _LOOK_S = 0.5
-"""Polling interval while first in the queue. Expired leases send no notification, so poll."""
+"""Polling interval at the head of the queue. Expired leases send no notification, so poll."""
 _STEP_S = 0.05
-"""Behind: so much longer between two looks for everyone who stands before us, up to a second."""
+"""Polling interval of other waiters, per waiter ahead of them, up to a second in total."""
 
 _NOTED_S = 0.1
-"""What is shorter is the question itself and no wait."""
+"""A shorter time is the duration of the query and does not count as a wait."""
 
 
 class LedgerSemaphore:
-    """Implements the environments' `Semaphore` for one attempt, used by the one thread that carries it out; or for work
-    that belongs to no attempt, which keeps its own places alive.
+    """Implements the environments' `Semaphore` for one attempt, used by the attempt's thread only. Also for work
+    without an attempt: then this class renews its places.
 
-    `waited` is the seconds waited so far by limit, for `attempts.waits`; a place that was had at once is no wait.
-    `stopped` tells that the attempt must stop.
+    `waited`: seconds waited so far by limit, for `attempts.waits`; places granted at once are not counted.
+    `stopped`: whether the attempt must stop.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class LedgerSemaphore:
 
     @contextmanager
     def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> Iterator[None]:
-        """A place at `limit` for the block.
+        """Holds a place at `limit` for the block.
 
-        Raises: TimeoutError: none was free in time, or the attempt must stop; DatabaseUnavailable: no answer for as
-        long as a lease lasts.
+        Raises: TimeoutError: no place was free in time, or the attempt must stop; DatabaseUnavailable: no answer for
+        the duration of a lease.
         """
         holder = uuids.uuid7()
         begun = time.monotonic()
@@ -81,11 +81,11 @@ class LedgerSemaphore:
 
     @contextmanager
     def _renewed(self, holder: UUID) -> Iterator[None]:
-        """For the block, as the renewal of an attempt's lease does for its places."""
-        done = threading.Event()
+        """Renews the place during the block, as the renewal of a lease does for an attempt's places."""
+        ended = threading.Event()
 
         def renew() -> None:
-            while not done.wait(self._lease_s / 3):
+            while not ended.wait(self._lease_s / 3):
                 with suppress(DatabaseUnavailable, DBAPIError):
                     semaphores.renew(self._database, [holder], lease_s=self._lease_s)
 
@@ -93,7 +93,7 @@ class LedgerSemaphore:
         try:
             yield
         finally:
-            done.set()
+            ended.set()
 
     def _note(self, limit: str, seconds: float) -> None:
         if seconds >= _NOTED_S:
@@ -113,7 +113,7 @@ class LedgerSemaphore:
     def _leave(self, limit: str, holder: UUID) -> None:
         try:
             semaphores.release(self._database, limit, holder)
-        except (DatabaseUnavailable, DBAPIError) as error:  # it lapses, or goes with the attempt
+        except (DatabaseUnavailable, DBAPIError) as error:  # the place lapses, or is freed with the attempt
             log.warning("hold.not_released", limit=limit, error=str(error))
 
 
@@ -145,7 +145,7 @@ class _Wait:
                 self._raise_if_over(deadline)
 
     def _turn(self) -> bool:
-        """Ask, and if need be wait a little; False when the place is ours."""
+        """Asks for the place; if not granted, waits a little and returns True. False: granted."""
         answer = self._ask()
         if answer.granted:
             return False
@@ -157,7 +157,7 @@ class _Wait:
         return True
 
     def _listen(self) -> None:
-        """Wait until a place may be free. A new listener returns at once: it missed what happened before."""
+        """Waits until a place may be free. A new listener returns at once: it missed earlier notifications."""
         if self._listener is None:
             self._listener = Listener(self._database, HOLDS)
         until = time.monotonic() + _LOOK_S

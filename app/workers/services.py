@@ -31,13 +31,13 @@ from app.settings import Settings
 from app.workers.usage_samples import UsageSampler
 
 _PASSED_ON = (MARK, "STACK_OF_MEGAFLOW", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY")
-"""What an agent's process needs of MegaFlow's variables: to be found when we die, and to reach its model."""
+"""Variables that an agent's process gets: to find it after the worker dies, and to reach its model."""
 _THIS_HOST = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(slots=True)
 class WorkerServices:
-    """Everything that the spine walks through. One per worker process; threads share it."""
+    """Services that executing an attempt needs. One object per worker process; thread-safe."""
 
     settings: Settings
     database: Database
@@ -56,36 +56,36 @@ class WorkerServices:
         return agent_named(name, agent_options(self.settings))
 
     def tool(self, name: str) -> Path:
-        """The folder on this host of a framework that acts inside. Raises: UnknownName, AgentUnavailable."""
+        """Returns this host's folder of a framework that runs inside. Raises: UnknownName, AgentUnavailable."""
         return tool_folder(name, agent_options(self.settings))
 
     def tools_inside(self, spec: EnvironmentSpec) -> dict[str, str]:
-        """Where the environment's tools are seen from inside. Raises: as `tool`."""
+        """Returns the paths of the environment's tools inside it, by name. Raises: as `tool`."""
         return {name: tool_inside(spec.kind, name, self.tool(name)) for name in spec.tools}
 
     def grader(self, goal: Goal) -> Grader:
         return grader_for(goal, self.libraries)
 
     def bundle(self, bundle: Bundle) -> bytes:
-        """The tar of a stored folder. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
+        """Returns the tar of a stored folder. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
         return fetch_bundle(self.store, bundle)
 
     def scratch(self, instance_id: UUID, attempt_id: UUID) -> Path:
-        """Folder for an attempt's files on this host; what a killed worker leaves goes with its instance."""
+        """Creates the folder for an attempt's files on this host; the sweep of the instance deletes leftovers."""
         folder = self.settings.home / "scratch" / str(instance_id) / f"attempt-{attempt_id.hex[-12:]}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def close(self) -> None:
-        """End idle environments, grading libraries and connections."""
+        """Ends idle environments, grading libraries and connections."""
         self.libraries.close()
         self.pool.close()
         self.database.close()
 
 
 def agent_options(settings: Settings) -> FrameworkOptions:
-    """What agents are made with on this host."""
-    # A call may wait for a limit or a busy engine before the engine takes its time: clients must not give up before.
+    """Returns the options for creating agents on this host."""
+    # A call may wait for a limit or a busy inference server before it runs: clients must not time out earlier.
     call_timeout_s = settings.gateway_patience_s + settings.model_timeout_s + 30.0
     return FrameworkOptions(
         Installer(settings.tools, ready=settings.ready_tools),
@@ -97,18 +97,18 @@ def agent_options(settings: Settings) -> FrameworkOptions:
 
 
 def _process_env(settings: Settings) -> dict[str, str]:
-    """Variables of an agent's process on this host. No proxy stands before the gateway: it would see the token."""
-    told = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
+    """Returns the variables of an agent's process. Excludes the gateway from proxies: a proxy would see the token."""
+    no_proxy = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
     gateways = [urlsplit(base).hostname for base in settings.gateway_bases()]
-    hosts = [*(host.strip() for host in told.split(",")), *_THIS_HOST, *gateways]
-    direct = "*" if told.strip() == "*" else ",".join(dict.fromkeys(host for host in hosts if host))
-    kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    # Some libraries read the small name, some the large one, and some believe the small one alone where both are.
-    return {**kept, "NO_PROXY": direct, "no_proxy": direct}
+    hosts = [*(host.strip() for host in no_proxy.split(",")), *_THIS_HOST, *gateways]
+    direct = "*" if no_proxy.strip() == "*" else ",".join(dict.fromkeys(host for host in hosts if host))
+    passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    # Some libraries read the lower-case name, some the upper-case one; if both exist, some use only the lower-case one.
+    return {**passed_on, "NO_PROXY": direct, "no_proxy": direct}
 
 
 def build(settings: Settings, *, pooled: bool, max_idle: int) -> WorkerServices:
-    """WorkerServices of a worker that keeps up to `max_idle` environments for reuse."""
+    """Builds the services of a worker that keeps up to `max_idle` environments for reuse."""
     database = Database(settings.database(), pooled=pooled)
     return WorkerServices(
         settings=settings,

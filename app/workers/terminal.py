@@ -1,6 +1,6 @@
-"""Records what is run in an attempt's environments, for a player of terminals (asciicast, version 2).
+"""Records the commands run in an attempt's environments for a terminal player (asciicast, version 2).
 
-While commands run, they are noted in memory within bounds; the recording is written once, with the other artifacts.
+Running commands are recorded in bounded memory. The recording is written once, with the other artifacts.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from app.models.shell import (
 )
 
 MOST_BYTES = 2 << 20
-"""Of what one worker keeps of an attempt's commands and outputs; a grader adds at most as much."""
+"""Size limit of the commands and outputs that one worker records; a grader adds at most the same size."""
 _PACKED_BYTES = 3 << 20
-"""With what JSON makes of them."""
+"""Size limit after encoding as JSON."""
 _AGENT_BYTES = MOST_BYTES * 3 // 4
-"""Of the agent's part: the rest is the grading's."""
+"""Size limit of the agent's part: the rest is for the grading."""
 _RESULT_BYTES = 64 << 10
 _STREAM_BYTES = 256 << 10
 _COMMAND_CHARACTERS = 4000
 _OWN_CHARACTERS = 500
-"""Of a command of MegaFlow's own."""
+"""Text limit for MegaFlow's own commands."""
 _INPUT_BYTES = 2000
 _LABEL_CHARACTERS = 80
 _MOST_COMMANDS = 2000
 _EACH_BYTES = 300
-"""What a command without output takes."""
+"""Estimated size of a command without output."""
 _TOGETHER_S = 0.05
-"""Pieces of a stream that come within this time are one."""
+"""Pieces of a stream that come within this time are joined."""
 _SIZE = {"width": 120, "height": 32}
 _IDLE_S = 2
-"""The player makes longer pauses as short as this."""
+"""The player shortens longer pauses to this."""
 _REDACTED = b"[redacted]"
 _UNSEEN = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]")
-"""Control characters that steer no terminal."""
+"""Control characters without an effect on a terminal."""
 _STEERING = re.compile(r"[\x07\x08\x0b-\x0d]")
 _AGENT = "agent"
 SET_UP = "set-up"
@@ -63,7 +63,7 @@ Event = tuple[float, str, str]
 
 @dataclass(eq=False, slots=True)
 class TerminalCommand:
-    """A command under way, then its end. Times are monotonic seconds. Used by one thread."""
+    """A running or ended command. Times are monotonic seconds. Used by one thread."""
 
     terminal: Terminal
     stage: str
@@ -72,7 +72,7 @@ class TerminalCommand:
     sent: bytearray
     begun: float
     ended: float | None = None
-    how: str = ""  # it ended, unless it ended well
+    how: str = ""  # how it ended; empty: successfully
     left_out: int = 0  # bytes
     _head: list[tuple[float, bytearray]] = field(default_factory=list)
     _tail: deque[tuple[float, bytearray]] = field(default_factory=deque)
@@ -80,7 +80,7 @@ class TerminalCommand:
     _tail_bytes: int = 0
 
     def write(self, data: bytes) -> None:
-        """A piece of a stream, as it comes."""
+        """Records a piece of the output stream, with the current time."""
         now = time.monotonic()
         if self._head_bytes < _STREAM_BYTES // 2 and not self._tail:
             room = self.terminal.grant(self.stage, min(len(data), _STREAM_BYTES // 2 - self._head_bytes))
@@ -109,11 +109,11 @@ class TerminalCommand:
                 self._tail.popleft()
 
     def send(self, data: bytes) -> None:
-        """What a stream is given, of which the beginning is kept."""
+        """Records the beginning of the input stream."""
         self.sent += data[: max(0, _INPUT_BYTES - len(self.sent))]
 
     def close(self, how: str = "") -> None:
-        """It has ended; only the first end counts."""
+        """Records the end of the command; only the first call counts."""
         if self.ended is None:
             self.ended, self.how = time.monotonic(), how
             if self._tail and self.terminal.grant(self.stage, self._tail_bytes) < self._tail_bytes:
@@ -121,7 +121,7 @@ class TerminalCommand:
                 self.left_out += self._tail_bytes
 
     def finish(self, result: CommandResult) -> None:
-        """It has ended with its whole output."""
+        """Records the end of the command and its whole output."""
         self.ended = time.monotonic()
         if result.timed_out:
             self.how = f"killed after {result.duration_s:.1f} s"
@@ -135,7 +135,7 @@ class TerminalCommand:
             self.left_out = len(result.stdout) + len(result.stderr)
 
     def pieces(self, secrets: Sequence[bytes]) -> list[tuple[float, bytes]]:
-        """The output with its times and without the secrets, also one that came in two pieces."""
+        """Returns the output with its times, without secrets; also removes a secret split over two pieces."""
         pieces: list[tuple[float, bytes | bytearray]] = [*self._head]
         if self.left_out:
             pieces.append((self._tail[0][0] if self._tail else self.ended or self.begun, left_out(self.left_out)))
@@ -150,13 +150,13 @@ class TerminalCommand:
 
 
 class Terminal:
-    """What was run for one attempt by this worker. Safe for many threads."""
+    """Commands that this worker ran for one attempt. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._commands: list[TerminalCommand] = []
         self._not_recorded = 0
-        self._sizes = {True: 0, False: 0}  # by whether it is the agent's
+        self._sizes = {True: 0, False: 0}  # True: the agent's commands
         self._epoch = time.time() - time.monotonic()
 
     def __bool__(self) -> bool:
@@ -164,7 +164,7 @@ class Terminal:
         return bool(self._commands)
 
     def begin(self, stage: str, text: str, *, cwd: str | None = None, sent: bytes | None = None) -> TerminalCommand:
-        """Note that a command begins. One too many is noted nowhere, and may be used all the same."""
+        """Records the start of a command. Over the limit, the returned command is not recorded but can be used."""
         most = _COMMAND_CHARACTERS if stage in (_AGENT, SET_UP) else _OWN_CHARACTERS
         command = TerminalCommand(
             self,
@@ -183,7 +183,7 @@ class Terminal:
         return command
 
     def grant(self, stage: str, wanted: int) -> int:
-        """How many of these bytes there is room for; it is taken."""
+        """Reserves up to `wanted` bytes of the remaining space; returns the number of bytes reserved."""
         with self._lock:
             return self._granted(stage, wanted)
 
@@ -197,9 +197,9 @@ class Terminal:
         return granted
 
     def pack(self, redact: Sequence[str], earlier: bytes | None = None) -> bytes:
-        """The recording, without the secrets in `redact`; behind that of another worker, where there is one.
+        """Returns the recording without the secrets in `redact`, appended to the recording of another worker, if any.
 
-        Raises: ValueError: `earlier` is none.
+        Raises: ValueError: `earlier` is not a recording.
         """
         with self._lock:
             commands, secrets = list(self._commands), [secret.encode() for secret in redact if secret]
@@ -221,7 +221,7 @@ class Terminal:
         return _redacted(head + b"\n" + before + b"".join(self._lines(events)), secrets)
 
     def _lines(self, events: Sequence[Event]) -> Iterator[bytes]:
-        """As JSON, within the bound, whatever the letters become there."""
+        """Encodes events as JSON lines, within the size limit also after escaping."""
         lines = [orjson.dumps([round(at, 3), kind, text]) + b"\n" for at, kind, text in events]
         sizes = accumulate(map(len, lines))
         inside = [line for line, size in zip(lines, sizes, strict=True) if size <= _PACKED_BYTES]
@@ -232,7 +232,7 @@ class Terminal:
 
 
 def _row(command: TerminalCommand, base: float) -> list[Any]:
-    """For the header: when it began and ended (until now, if it has not), whose it is, how it ended, its first line."""
+    """Returns the header's row: begin, end (now, if still running), stage, how it ended, first line."""
     label = _as_text(command.text).strip().partition("\n")[0][:_LABEL_CHARACTERS]
     ended = time.monotonic() if command.ended is None else command.ended
     return [round(command.begun + base, 3), round(ended + base, 3), command.stage, _how(command), label]
@@ -246,9 +246,9 @@ def _events(command: TerminalCommand, secrets: Sequence[bytes], base: float) -> 
     label = _row(command, base)[4]
     begun = command.begun + base
     yield begun, "m", f"{command.stage}: {label}"
-    where = f" {_as_text(command.cwd)}" if command.cwd else ""
+    directory = f" {_as_text(command.cwd)}" if command.cwd else ""
     typed = _with_returns(_as_text(command.text).strip("\n"))
-    yield begun, "o", f"\x1b[1;32m{command.stage}\x1b[0;34m{where}\x1b[0m $ {typed}\r\n"
+    yield begun, "o", f"\x1b[1;32m{command.stage}\x1b[0;34m{directory}\x1b[0m $ {typed}\r\n"
     if sent := _as_text(command.sent.decode("utf-8", "replace")).strip("\n"):
         yield begun, "o", f"\x1b[2m{_with_returns(sent)}\x1b[0m\r\n"
     decoder, last, steers = codecs.getincrementaldecoder("utf-8")("replace"), "\n", False
@@ -258,7 +258,7 @@ def _events(command: TerminalCommand, secrets: Sequence[bytes], base: float) -> 
             yield at + base, "o", _with_returns(text)
     ended = base + (time.monotonic() if command.ended is None else command.ended)
     after = "" if last == "\n" else "\r\n"
-    if steers:  # back from the second screen, colours and modes as they were
+    if steers:  # leave the alternate screen, reset colours and modes
         after += "\x1b[?1047l\x1b[!p\x1b[0m"
     if how := _how(command):
         after += f"\x1b[31m[{how}]\x1b[0m\r\n"
@@ -267,13 +267,13 @@ def _events(command: TerminalCommand, secrets: Sequence[bytes], base: float) -> 
 
 
 def _as_text(text: str) -> str:
-    """Shown, not obeyed."""
+    """Makes control sequences visible as text, so the player does not execute them."""
     plain = _UNSEEN.sub("", text.encode("utf-8", "replace").decode())
     return _STEERING.sub("", plain).replace("\x1b", "^[").replace("\t", "    ")
 
 
 def _with_returns(text: str) -> str:
-    """As a terminal has lines that come through pipes."""
+    """Converts line ends to CR LF, as a terminal needs them."""
     return text.replace("\r\n", "\n").replace("\n", "\r\n")
 
 
@@ -299,10 +299,10 @@ def _watched(command: TerminalCommand, run: Callable[[], CommandResult]) -> Comm
 
 
 class RecordedShell:
-    """A shell, and the services beside it, where it has some. Raises what they raise."""
+    """A shell, and its services if it has any. Raises the errors of both."""
 
     def __init__(self, terminal: Terminal, stage: str, shell: Shell, after: Callable[[], None] = lambda: None) -> None:
-        """after: called when a command has ended, before its result is given."""
+        """Wraps `shell`. after: called when a command has ended, before its result is returned."""
         self._terminal = terminal
         self._stage = stage
         self._shell = shell
@@ -373,7 +373,7 @@ class _RecordedSession:
 
 
 class _RecordedProgram:
-    """What it writes is recorded as it is read."""
+    """A program whose output is recorded as it is read."""
 
     def __init__(self, program: InteractiveProgram, noted: TerminalCommand) -> None:
         self._program = program

@@ -1,4 +1,4 @@
-"""Samples memory and processors of a worker's environments every five seconds, in one thread for all of them."""
+"""Samples memory and processor use of a worker's environments every five seconds, in one thread for all."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ log = structlog.get_logger()
 
 EVERY_S = 5.0
 MOST_SAMPLES = 2000
-"""Of one environment, an even number: there, two become one, and the next are half as often."""
+"""Limit per environment, an even number: then each two rows are merged, and later rows come half as often."""
 _MOST_MARKS = 200
 _IDLE_LOOKS = 60
-"""Without an environment before the thread ends: to start one may take longer than a command, on a busy host."""
+"""Looks without an environment before the thread ends: on a busy host, starting a thread may be slow."""
 _SHORTEST_S = 1.0
-"""At the end of an environment, for one more sample."""
+"""Shortest time since the last row for a last sample at the end of an environment."""
 _HELD_UP = 0.1
-"""Of the time between two samples: more of it, in which the limit of processors held it up, is marked."""
+"""Share of the time between two samples: longer throttling by the processor limit is marked."""
 
 Row = tuple[int, float | None, float | None]
-"""Whole seconds since `since`, memory in MiB, processors in use since the row before."""
+"""Whole seconds since `since`, memory in MiB, processors in use since the previous row."""
 
 
 @dataclass(eq=False)
 class UsageSeries:
-    """The samples of one environment. since: the seconds since 1970 that its times count from."""
+    """Samples of one environment. since: start of its times, in seconds since 1970."""
 
     environment: Environment
     since: float
     rows: list[Row] = field(default_factory=list)
-    marks: list[tuple[int, str]] = field(default_factory=list)  # when what was met: `killed`, `throttled`
-    step: int = 1  # looks in a row
+    marks: list[tuple[int, str]] = field(default_factory=list)  # second and event: `killed`, `throttled`
+    step: int = 1  # looks per row
     _looks: int = 0
-    _peak_bytes: int | None = None  # since the row before
-    _at: float = field(default_factory=time.monotonic)  # of the row before
+    _peak_bytes: int | None = None  # since the previous row
+    _at: float = field(default_factory=time.monotonic)  # of the previous row
     _cpu_s: float | None = None
     _kills: int | None = None
     _held_up_s: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> bool:
-        """Note where its counters stand; False: it has none here."""
+        """Reads the counters' start values. False: the environment has no counters on this host."""
         usage = self.environment.usage()
         if usage is None:
             return False
@@ -57,7 +57,7 @@ class UsageSeries:
         return True
 
     def look(self, *, last: bool = False) -> None:
-        """One sample, a row with every `step` of them; last: whatever there is since the row before. Raises nothing."""
+        """Takes a sample; every `step` samples add a row. last: add a row in any case. Raises nothing."""
         with self._lock:
             now = time.monotonic()
             usage = None if last and now - self._at < _SHORTEST_S else self.environment.usage()
@@ -97,13 +97,13 @@ class UsageSeries:
         return max(0, round(time.time() - self.since))
 
     def describe(self) -> dict[str, Any]:
-        """As it is recorded."""
+        """Returns the series as it is recorded."""
         with self._lock:
             return {"since": round(self.since, 1), "rows": list(self.rows), "marks": list(self.marks)}
 
 
 def _halved(rows: list[Row]) -> list[Row]:
-    """Each two as one: the later time, the larger memory, the mean of the processors."""
+    """Merges each two rows: the later time, the larger memory, the mean of the processors."""
     return [
         (
             second[0],
@@ -115,7 +115,7 @@ def _halved(rows: list[Row]) -> list[Row]:
 
 
 class UsageSampler:
-    """The environments of one worker. Its thread ends when there were none for a while. Safe for many threads."""
+    """Samples the environments of one worker. Its thread ends after a while without environments. Thread-safe."""
 
     def __init__(self, every_s: float = EVERY_S, idle_looks: int = _IDLE_LOOKS) -> None:
         self._every_s = every_s
@@ -126,7 +126,7 @@ class UsageSampler:
 
     @contextmanager
     def sampling(self, environment: Environment, since: float) -> Iterator[UsageSeries]:
-        """Sample it during the block; empty where this host shows no control group of it."""
+        """Samples the environment during the block; the series is empty if this host shows no control group of it."""
         series = UsageSeries(environment, since)
         if not series.begin():
             yield series
@@ -156,5 +156,5 @@ class UsageSampler:
             for one in series:
                 try:
                     one.look()
-                except Exception:  # a sample is worth no environment
+                except Exception:  # a failed sample must not fail an environment
                     log.exception("usage.not_sampled")
