@@ -1,6 +1,6 @@
 """MegaFlow: runs tens of thousands of containerised agent tasks, and grades them.
 
-The way of one task:
+Path of one task:
 
     enqueue -> admission -> Celery queue by mode -> worker on an instance -> environment -> agent <-> model
                                                                                              |

@@ -1,7 +1,7 @@
 """Builds the Celery application: queues, reliability options, beat.
 
-Messages are messages and PostgreSQL is the truth, so acks are early, results are not stored, and nothing is prefetched.
-A test asserts every option on `app.conf`, because Celery ignores a misspelt name.
+PostgreSQL holds the state; messages only wake workers. Acks are therefore early, results are not stored, and nothing is
+prefetched. A test asserts every option on `app.conf`, because Celery ignores a misspelt name.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ log = structlog.get_logger(__name__)
 CONTROL = "control"
 """Queue of the control worker: beat's ticks and other commands to the control plane."""
 MODE_QUEUES = tuple(queue_of(mode, "standard") for mode in InstanceMode)
-"""Of the resource class that always exists; workers name the queues that they take from, these are for Flower."""
+"""Queues of the resource class that always exists, for Flower; each worker names the queues that it consumes."""
 
 
 def options(settings: Settings) -> dict[str, Any]:
-    """Celery's configuration, option by option, each with its reason."""
+    """Returns Celery's configuration; a comment gives the reason for most options."""
     return {
         "broker_url": settings.broker(),
         "broker_connection_retry_on_startup": True,
-        "broker_connection_max_retries": None,  # a worker outlives any restart of the broker
+        "broker_connection_max_retries": None,  # a worker survives any restart of the broker
         "broker_transport_options": {
-            "socket_timeout": 10,  # well above the second that a consumer asks to wait; a stop must not outlast it
+            "socket_timeout": 10,  # well above a consumer's wait of one second; bounds how long a stop takes
             "socket_connect_timeout": 5,
             "socket_keepalive": True,
-            "health_check_interval": 10,  # notices a half-open connection
+            "health_check_interval": 10,  # detects a half-open connection
         },
         "task_ignore_result": True,  # the ledger has the outcome
         "task_acks_late": False,  # a late ack makes Redis deliver a long task twice
         "task_default_queue": CONTROL,
         "task_queues": [Queue(CONTROL), *(Queue(name, Exchange(name), routing_key=name) for name in MODE_QUEUES)],
-        "task_create_missing_queues": True,  # one per mode and resource class, and one of each host's own
+        "task_create_missing_queues": True,  # one per mode and resource class, and one per host
         "task_serializer": "json",
         "accept_content": ["json"],
         "task_send_sent_event": True,  # Flower shows the queue of each task
         "worker_send_task_events": True,
         "worker_prefetch_multiplier": 1,
-        "worker_disable_prefetch": True,  # else one message waits behind a running attempt
+        "worker_disable_prefetch": True,  # otherwise one message waits behind a running attempt
         "worker_hijack_root_logger": False,
         "worker_redirect_stdouts": False,
         "worker_log_format": "%(asctime)s %(levelname)s %(message)s",
@@ -69,14 +69,14 @@ def options(settings: Settings) -> dict[str, Any]:
 
 
 def build(settings: Settings) -> Celery:
-    """A Celery application of this installation. Connects to nothing."""
+    """Creates a Celery application of this installation. Connects to nothing."""
     celery = Celery("megaflow")
     celery.conf.update(options(settings))
     return celery
 
 
 class _Channel(redis_transport.Channel):
-    """Drops what stands in a queue and is no message: it would end the worker that takes it."""
+    """Channel that drops malformed queue entries: such an entry would end the worker that receives it."""
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
@@ -91,7 +91,7 @@ redis_transport.Transport.Channel = _Channel
 
 @beat_init.connect
 def _send_ticks_quietly(sender: Any, **_: Any) -> None:
-    """Beat sends nothing but ticks: no event of them reaches Flower."""
+    """Turns off sent events in beat: it sends only ticks, which Flower need not show."""
     sender.app.conf.task_send_sent_event = False
 
 

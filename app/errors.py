@@ -1,7 +1,7 @@
-"""All errors, one class per boundary that a task crosses.
+"""Defines all errors, one class per boundary that a task crosses.
 
-A message says what was expected, what was found and what to try. Nothing here imports other modules, so every
-layer can raise these. Which of them are retried is decided in one place, `app.models.endings`.
+A message names the expectation, the finding and a remedy. This module imports no others, so every layer can raise its
+errors. `app.models.endings` alone decides which of them are retried.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 
 
 class MegaFlowError(Exception):
-    """Whatever MegaFlow refuses or could not do, with a message for a person.
+    """Base class of what MegaFlow refuses or fails to do, with a message for users.
 
-    `exit_code` is what the command line leaves with (sysexits' numbers where one fits).
+    `exit_code` is the exit code of the command line (sysexits' numbers where one fits).
     """
 
     exit_code: ClassVar[int] = 1
 
 
-# --- What a user gave us -------------------------------------------------------------------------------------------
+# --- User input ----------------------------------------------------------------------------------------------------
 
 
 class SettingsInvalid(MegaFlowError):
@@ -35,41 +35,41 @@ class SpecInvalid(MegaFlowError):
 
 
 class OptionInvalid(SpecInvalid):
-    """A word of the command line, or the argument of the API that it stands for, is wrong; nothing was accepted."""
+    """A command-line word, or the API argument that it stands for, is wrong; nothing was accepted."""
 
     exit_code = 64
 
 
 class ReportRefused(MegaFlowError):
-    """A figure would say more than the runs behind it do; which, and how to have it all the same, is in the message."""
+    """The runs do not support a figure; the message names it and how to get it nevertheless."""
 
     exit_code = 65
 
 
 class ExportRefused(MegaFlowError):
-    """The file or folder to write exists already, or the format cannot hold what was chosen; nothing was written."""
+    """The file or folder to write exists already, or the format cannot hold the selection; nothing was written."""
 
     exit_code = 65
 
 
 class SampleRefused(MegaFlowError):
-    """What was recorded of an attempt cannot be trained on, or a batch cannot be handed out or committed; why."""
+    """The record of an attempt cannot be trained on, or a batch cannot be handed out or committed."""
 
     exit_code = 65
 
 
 class RowBroken(SpecInvalid):
-    """A dataset's row contradicts its image: nothing that an agent does could be scored."""
+    """A dataset's row contradicts its image: no work of an agent could be scored."""
 
 
 class InputMissing(SpecInvalid):
-    """An artifact that a task was to get of an earlier one is not there; another attempt would not find it either."""
+    """A task's input artifact of an earlier task does not exist; another attempt would not find it either."""
 
 
 class DatasetInvalid(SpecInvalid):
     """A dataset cannot be read: no such file or folder, an unknown format, a bad row.
 
-    `where` and `field` are the place and the column of a bad row, when it has them.
+    `where` and `field` are the place and the column of a bad row, if known.
     """
 
     where: str = ""
@@ -77,13 +77,13 @@ class DatasetInvalid(SpecInvalid):
 
 
 class DatasetUnknown(DatasetInvalid):
-    """An argument that names no dataset, or does not say whose rows it means."""
+    """The argument names no dataset, or does not say whose rows it means."""
 
     exit_code = 64
 
 
 class DatasetUnavailable(MegaFlowError):
-    """A dataset's server does not answer, refuses, or is not to be asked; what is on this host does not suffice."""
+    """A dataset's server does not answer, refuses, or must not be used; the data on this host is not enough."""
 
     exit_code = 69
 
@@ -95,19 +95,19 @@ class DependencyMissing(MegaFlowError):
 
 
 class UnknownName(MegaFlowError):
-    """A name that no agent, dataset, mode, run, task or schedule has."""
+    """No agent, dataset, mode, run, task or schedule has this name."""
 
     exit_code = 64
 
     @classmethod
     def of(cls, kind: str, found: str, known: list[str]) -> UnknownName:
-        """`unknown agent 'x'; did you mean xy? known: a, b`."""
+        """Creates the error `unknown agent 'x'; did you mean xy? known: a, b`."""
         listed = ", ".join(sorted(known)) or "none yet"
         return cls(f"unknown {kind} {found[:_LONGEST_NAME]!r};{did_you_mean(found, known)} known: {listed}")
 
 
 class UnknownToLibrary(UnknownName):
-    """A grading library does not know what a row names in `column`."""
+    """A grading library does not know the value that a row has in `column`."""
 
     def __init__(self, message: str, column: str) -> None:
         super().__init__(message)
@@ -115,7 +115,7 @@ class UnknownToLibrary(UnknownName):
 
 
 class AmbiguousName(UnknownName):
-    """A name or the end of an id that more than one has."""
+    """Several objects have this name, or an id with this end."""
 
 
 class IdempotencyConflict(MegaFlowError):
@@ -131,30 +131,30 @@ class LimitInvalid(MegaFlowError):
 
 
 class NotSignedIn(MegaFlowError):
-    """No token of the web server, or one that is unknown or has lapsed."""
+    """The token for the web server is missing, unknown or expired."""
 
     exit_code = 77
 
 
 class NotAllowed(MegaFlowError):
-    """The token's scopes do not contain this, or a browser's form did not come from our page."""
+    """The token's scopes do not include this, or a browser's form did not come from our page."""
 
     exit_code = 77
 
 
 class TooManyRequests(MegaFlowError):
-    """The caller asks the web server more often than it may."""
+    """The caller sends more requests to the web server than allowed."""
 
     exit_code = 75
 
 
 class QuotaExceeded(MegaFlowError):
-    """The user's quota leaves no room for what was asked; nothing was accepted."""
+    """The request exceeds the user's quota; nothing was accepted."""
 
     exit_code = 75
 
 
-# --- What the system is made of -----------------------------------------------------------------------------------
+# --- Services and the ledger ---------------------------------------------------------------------------------------
 
 
 class DatabaseUnavailable(MegaFlowError):
@@ -164,11 +164,11 @@ class DatabaseUnavailable(MegaFlowError):
 
 
 class ServerUnavailable(DatabaseUnavailable):
-    """The web server of an installation does not answer, or its database does not; it may have done what was asked."""
+    """The web server of an installation, or its database, does not answer; it may have carried out the request."""
 
 
 class NotRemote(MegaFlowError):
-    """What was asked for has no form over the HTTP API: it needs the installation's own machine."""
+    """The operation has no form over the HTTP API: it needs the installation's own machine."""
 
     exit_code = 64
 
@@ -186,7 +186,7 @@ class StackNotRunning(MegaFlowError):
 
 
 class InstallationFailed(MegaFlowError):
-    """Something that had to be installed on this machine could not be."""
+    """A required installation on this machine failed."""
 
     exit_code = 69
 
@@ -204,13 +204,13 @@ class ArtifactMissing(MegaFlowError):
 
 
 class ArtifactChanged(MegaFlowError):
-    """The object in the store is not the one whose sha256 was recorded; nothing was made of it."""
+    """The stored object does not match the recorded sha256; it was not used."""
 
     exit_code = 65
 
 
 class IllegalMove(MegaFlowError):
-    """A state may not follow from another; the database refused it."""
+    """The database refused an illegal change of state."""
 
 
 class StaleWriter(MegaFlowError):
@@ -218,16 +218,16 @@ class StaleWriter(MegaFlowError):
 
 
 class WaitTimeout(MegaFlowError, TimeoutError):
-    """The task had not ended when the caller's patience did. The task goes on."""
+    """The task had not ended within the caller's timeout. The task goes on."""
 
     exit_code = 75
 
 
-# --- Stations of a task --------------------------------------------------------------------------------------------
+# --- Steps of a task -----------------------------------------------------------------------------------------------
 
 
 class StationError(MegaFlowError):
-    """A station could not do its work for this attempt. `infrastructure` unless a subclass says otherwise."""
+    """A step of an attempt failed. Blamed on `infrastructure` unless a subclass differs."""
 
 
 class EngineUnavailable(StationError):
@@ -237,22 +237,22 @@ class EngineUnavailable(StationError):
 
 
 class ImageUnavailable(StationError):
-    """The image can be neither found here nor pulled."""
+    """The image is not on this host and cannot be pulled."""
 
 
 class ImageMissing(ImageUnavailable):
-    """Every registry that may have the image answered that it has none of that name."""
+    """Every registry that may have the image reports that it has none of that name."""
 
 
 class ImageDenied(ImageUnavailable):
     """A registry denies the image; none of the others has it.
 
-    Many registries say so, too, of an image that they do not have.
+    Many registries also answer so for an image that they do not have.
     """
 
 
 class ImageUnfit(ImageUnavailable):
-    """The image is here and no environment can be made of it: another architecture, no shell. It would be so again."""
+    """The image is on this host but unusable: another architecture, no shell. A retry would fail the same way."""
 
 
 class ImageBuildFailed(StationError):
@@ -260,46 +260,46 @@ class ImageBuildFailed(StationError):
 
 
 class EnvironmentFailed(StationError):
-    """The environment could not be created, or died under the task."""
+    """The environment could not be created, or failed during the task."""
 
 
 class SetupFailed(EnvironmentFailed):
-    """A set-up command of the task failed, or left what its policy does not allow. Tried once more."""
+    """A set-up command of the task failed, or left what its policy does not allow. Retried once."""
 
 
 class SetupTimedOut(EnvironmentFailed):
-    """The set-up commands were not done in the environment's time: a command that hangs, or a host that was busy."""
+    """The set-up commands did not end within the environment's time: a command hangs, or the host was busy."""
 
 
 class ServiceUnhealthy(EnvironmentFailed):
-    """One of several containers could not be started, ended, is unhealthy or was not ready in time.
+    """A container of a compose project could not be started, ended, is unhealthy or was not ready in time.
 
-    Its name and last words are told.
+    The message has its name and last output.
     """
 
 
 class EnvironmentVanished(EnvironmentFailed):
-    """The environment ended under the task, was removed by another process, or cannot be reached any more."""
+    """The environment ended during the task, was removed by another process, or cannot be reached any more."""
 
 
 class NotRestarted(EnvironmentVanished):
-    """The environment is there, and its restart failed: by what was left in it, or by its host."""
+    """The environment exists, but its restart failed because of its contents or its host."""
 
 
 class NoPlaceToStart(EnvironmentFailed):
-    """No place among the environments that may start at once came free in time."""
+    """No slot for creating an environment became free in time."""
 
 
 class EnvironmentOverLimit(EnvironmentFailed):
-    """The environment was ended because what ran in it took more than it may: the task's own doing, not ours."""
+    """The environment was ended because its processes exceeded its limit: the task's own fault."""
 
 
 class HostOutOfMemory(EnvironmentFailed):
-    """The kernel killed a process of the environment for want of the host's memory: its own limit was never met."""
+    """The kernel killed a process of the environment because the host ran out of memory, within its own limit."""
 
 
 class HostDiskFull(EnvironmentFailed):
-    """The environment was ended because its host's disk was nearly full: it had written most, within its own limit."""
+    """The environment was ended because its host's disk was nearly full: it wrote most, but within its own limit."""
 
 
 class DiskFull(StationError):
@@ -309,13 +309,13 @@ class DiskFull(StationError):
 
 
 class AgentUnavailable(StationError):
-    """The agent's framework is not installed and could not be."""
+    """The agent's framework is not installed, and its installation failed."""
 
     exit_code = 69
 
 
 class AgentNotSetUp(AgentUnavailable):
-    """It cannot be installed before a setting or this host changes; asking again says the same."""
+    """The agent cannot be installed until a setting or this host changes; a retry would fail the same way."""
 
     exit_code = 78
 
@@ -327,11 +327,11 @@ class AgentUnsuitable(StationError):
 
 
 class AgentFailed(StationError):
-    """The agent's framework broke; a result of the agent, not of the infrastructure."""
+    """The agent's framework failed; a result of the agent, not of the infrastructure."""
 
 
 class CallThrottled(MegaFlowError):
-    """A model call waited for `limit` for as long as it may. Infrastructure, never the model's fault."""
+    """A model call waited for `limit` as long as allowed. Blamed on the infrastructure, never on the model."""
 
     exit_code = 75
 
@@ -341,23 +341,23 @@ class CallThrottled(MegaFlowError):
 
 
 class ModelEndpointUnavailable(StationError):
-    """The model endpoint is down or answers rubbish."""
+    """The model endpoint is down or sends invalid responses."""
 
     exit_code = 69
 
 
 class ModelRefused(ModelEndpointUnavailable):
-    """The endpoint refuses the key or does not have the model: another attempt would end the same."""
+    """The endpoint refuses the key or does not have the model: another attempt would end the same way."""
 
 
 class GradingFailed(StationError):
-    """The grader itself could not judge: no reward, no parsable report, no end."""
+    """The grader itself failed: no reward, no parsable report, no end."""
 
 
 class TestRunnerMissing(GradingFailed):
     """The tests did not start: their program is not in the environment."""
 
-    __test__ = False  # no class of pytest's
+    __test__ = False  # not a pytest class
 
 
 class InstanceFailed(StationError):
@@ -365,25 +365,22 @@ class InstanceFailed(StationError):
 
 
 class LaunchUnclear(InstanceFailed):
-    """A provider was asked for instances and gave no answer: it may have started them. To be asked again."""
+    """A provider gave no answer to a request for instances and may have started them. Ask it again."""
 
 
 class NoCapacity(InstanceFailed):
-    """A provider answered that it has no machine of this size now, or that a quota is used up."""
-
-
-# --- Words ----------------------------------------------------------------------------------------------------------
+    """A provider has no machine of this size now, or a quota is used up."""
 
 
 _LONGEST_NAME = 200
-"""That is compared with others."""
+"""Length limit of names that are compared with known ones."""
 
 
 def did_you_mean(found: str, known: Iterable[str]) -> str:
-    """` did you mean NAME?`; empty where no name is near, or it is no name at all."""
+    """Returns ` did you mean NAME?`; empty when no name is similar, or `found` is too long for a name."""
     if len(found) > _LONGEST_NAME:
         return ""
-    from difflib import get_close_matches  # for messages alone
+    from difflib import get_close_matches  # used only for messages
 
     close = get_close_matches(found.lower(), list(known), n=1)
     return f" did you mean {close[0]}?" if close else ""
@@ -418,11 +415,11 @@ _EXPECTED = {
     "enum": "{expected}",
     "json_invalid": "JSON, which the text is not: {error}",
 }
-"""By the type of one of pydantic's errors."""
+"""Expectations by the type of a pydantic error."""
 
 
 def explained(error: Mapping[str, Any]) -> str:
-    """One of pydantic's errors as `expected …`; a validator's own message as it is."""
+    """Formats a pydantic error as `expected …`; a validator's own message stays unchanged."""
     if error["type"] == "value_error":
         return str(error["msg"]).removeprefix("Value error, ")
     bounds = {

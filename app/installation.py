@@ -1,6 +1,6 @@
-"""What can be asked of an installation where its ledger is at hand. `app.remote` asks the same over HTTP.
+"""Accesses an installation through its ledger. `app.remote` offers the same over HTTP.
 
-What accepts, explains and follows is imported where it is used: listing runs needs a third of the modules.
+Modules for accepting, explaining and following are imported where used: listing runs needs a third of the modules.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunNotes:
-    """What stands beside a run's score. interval: of its pass rate at 95 %; None: nothing scored, or no `scipy`."""
+    """Notes on a run's score. interval: of its pass rate at 95 %; None: nothing scored, or no `scipy`."""
 
-    open_networks: int  # tasks that reach every public address
+    open_networks: int  # tasks that may reach every public address
     provenance: dict[str, Any] | None
     interval: tuple[float, float] | None
     unvalidated: str  # a line on scored tasks whose images were not validated; empty: all were
@@ -61,7 +61,7 @@ class RunNotes:
 
 @dataclass(frozen=True, slots=True)
 class TaskNotes:
-    """What stands beside a task: its image; how many others have its name, in how many other runs; `twins` in its own.
+    """Notes on a task: its image, how many others have its name, in how many other runs, and `twins` in its own run.
 
     twins: of the same replica, such as another agent's.
     """
@@ -73,18 +73,18 @@ class TaskNotes:
 
 
 def record_command(database: Database, action: str, subject: object, reason: str = "", **data: Any) -> None:
-    """Keep what a command did with the database at hand, by the account that runs it: no user is called like one."""
+    """Records a command that changed the database directly, under its system account: no user has such a name."""
     from app.ledger.users import record_action
 
     try:
         account = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # of a container, often
+    except KeyError:  # often in a container
         account = f"uid {os.geteuid()}"
     record_action(database, f"{account} on {socket.gethostname()}", action, [str(subject)], reason, **data)
 
 
 class LedgerInstallation:
-    """An installation whose ledger and store are reached from here."""
+    """Installation with direct access to its ledger and artifact store."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self.settings, self.database = settings, database
@@ -97,7 +97,7 @@ class LedgerInstallation:
 
     @property
     def evidence(self) -> str:
-        """Where artifacts are, for a person."""
+        """Location of artifacts, for display."""
         return f"{self.settings.artifacts()}/runs/RUN/TASK/ATTEMPT"
 
     @property
@@ -107,10 +107,8 @@ class LedgerInstallation:
 
         return open_store(self.settings.artifacts(), endpoint_url=self.settings.s3_endpoint_url)
 
-    # --- What is to be accepted -------------------------------------------------------------------------------------
-
     def checked(self, new: NewRun, check: Callable[[ModelChoice], None] | None) -> NewRun:
-        """The run as its purpose wants it. Raises: as `MegaFlow.enqueue` and `check`."""
+        """Checks a new run and adapts it to its purpose. Raises: as `MegaFlow.enqueue` and `check`."""
         from app.submission import for_purpose, refuse_quarantined, refuse_unanswered
 
         new = for_purpose(new, self.database)
@@ -127,14 +125,12 @@ class LedgerInstallation:
         return new
 
     def with_projects(self, new: NewRun) -> NewRun:
-        """The run, whose compose files can be used. Raises: as `MegaFlow.enqueue`."""
+        """Returns the run after checking its compose files. Raises: as `MegaFlow.enqueue`."""
         from app.artifacts.bundles import fetch_bundle
         from app.submission import refuse_wrong_projects
 
         refuse_wrong_projects([spec.task for spec in new.specs], lambda bundle: fetch_bundle(self.store, bundle))
         return new
-
-    # --- Runs and tasks ---------------------------------------------------------------------------------------------
 
     def find_run(self, name: str) -> UUID:
         """Raises: UnknownName, AmbiguousName."""
@@ -145,7 +141,7 @@ class LedgerInstallation:
         return names.find(self.database, "tasks", name)
 
     def runs(self, limit: int) -> list[RunStatus]:
-        """The newest first."""
+        """Returns the statuses of runs, newest first."""
         return results.runs(self.database, limit)
 
     def status(self, run_id: UUID) -> RunStatus:
@@ -153,7 +149,7 @@ class LedgerInstallation:
         return results.run_status(self.database, run_id)
 
     def progress(self, run_ids: Sequence[UUID]) -> Progress:
-        """Of all of these runs together."""
+        """Returns the progress of all these runs together."""
         return results.progress_of(self.database, list(run_ids))
 
     def notes(self, run_id: UUID) -> RunNotes:
@@ -163,13 +159,13 @@ class LedgerInstallation:
 
         groups = results.solved_counts(self.database, run_id, without=BASELINES)
         try:
-            found = statistics.pass_rate(groups)
+            rate = statistics.pass_rate(groups)
         except ImportError:  # replicas need the extra `report`
-            found = None
+            rate = None
         return RunNotes(
             results.open_networks(self.database, run_id),
             results.run_head(self.database, run_id).provenance,
-            None if found is None else (found.low, found.high),
+            None if rate is None else (rate.low, rate.high),
             self._unvalidated(run_id),
         )
 
@@ -188,11 +184,11 @@ class LedgerInstallation:
         return unvalidated_note([known[one].state if one in known else None for one in scored])
 
     def task_ids(self, run_id: UUID) -> list[UUID]:
-        """In the order of acceptance."""
+        """Returns a run's task ids in the order of acceptance."""
         return results.task_ids(self.database, run_id)
 
     def results(self, task_ids: Sequence[UUID]) -> list[TaskResult]:
-        """In the order asked for. Raises: UnknownName."""
+        """Returns the results in the order of `task_ids`. Raises: UnknownName."""
         return results.results(self.database, task_ids)
 
     def state(self, task_id: UUID) -> TaskState:
@@ -205,23 +201,23 @@ class LedgerInstallation:
         return TaskNotes(spec.task.environment.label, *names.namesakes(self.database, task_id, None))
 
     def task_events(self, task_id: UUID) -> list[EventRecord]:
-        """Everything that happened to a task, in order."""
+        """Returns all events of a task, in order."""
         from app.ledger import events
 
         return events.of_task(self.database, task_id)
 
     def content(self, attempt_id: UUID, artifact: Artifact) -> bytes:
-        """The bytes of an attempt's artifact. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
+        """Returns the bytes of an attempt's artifact. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
         if artifact.key is None:
             raise ArtifactMissing(f"the artifact {artifact.kind.value} of {attempt_id} has no bytes")
         return self.store.get(artifact.key)
 
     def wait_any(self, task_ids: set[UUID], timeout: float | None) -> list[UUID]:
-        """Those that have ended, as soon as one has; none after `timeout` seconds."""
+        """Waits until a task has ended; returns the ended ones, none after `timeout` seconds."""
         return self._outcomes.wait_any(task_ids, timeout)
 
     def cancel(self, task_ids: Sequence[UUID]) -> None:
-        """Ask tasks to end."""
+        """Cancels tasks; running ones are asked to stop."""
         from app.ledger import tasks
         from app.stopping import nudge
 
@@ -230,7 +226,7 @@ class LedgerInstallation:
             nudge(self.settings, running)
 
     def retry(self, task_ids: Sequence[UUID]) -> list[UUID]:
-        """Those that are back in the queue."""
+        """Puts tasks back in the queue; returns those moved."""
         from app.ledger import tasks
 
         return tasks.retry(self.database, task_ids)
@@ -246,20 +242,18 @@ class LedgerInstallation:
         stop: threading.Event,
         outage: Callable[[DatabaseUnavailable], object] | None,
     ) -> Iterator[StreamedEvent]:
-        """As `MegaFlow.events`."""
+        """Yields events as `MegaFlow.events` does."""
         from app.ledger import stream
 
-        wanted, at = stream.EventFilter(tuple(kinds), run_id, task_id), stream.place(self.database, position)
+        filters, at = stream.EventFilter(tuple(kinds), run_id, task_id), stream.place(self.database, position)
         if follow:
-            yield from stream.follow(self.database, at, stop, wanted, outage=outage)
+            yield from stream.follow(self.database, at, stop, filters, outage=outage)
             return
-        page = stream.read(self.database, at, stream.PAGE, wanted)
+        page = stream.read(self.database, at, stream.PAGE, filters)
         yield from page.events
         while len(page.events) == stream.PAGE:
-            page = stream.read(self.database, page.position, stream.PAGE, wanted)
+            page = stream.read(self.database, page.position, stream.PAGE, filters)
             yield from page.events
-
-    # --- Steering, and what was used --------------------------------------------------------------------------------
 
     def pause(self, run: str, reason: str) -> Change:
         """Raises: UnknownName, AmbiguousName."""
@@ -278,7 +272,7 @@ class LedgerInstallation:
         return change
 
     def limits(self, unknown: Callable[[BrokerUnavailable], object]) -> list[Use]:
-        """Every limit that is set, held or waited for. unknown: hears why the use of model calls is not known."""
+        """Returns every limit that is set, held or waited for. unknown: called if the use of model calls is unknown."""
         import redis
 
         from app.ledger import limits
@@ -298,7 +292,7 @@ class LedgerInstallation:
         return sorted(by_name.values(), key=lambda use: use.name)
 
     def set_limit(self, name: str, capacity: float | None, reason: str = "") -> None:
-        """None: back to its default. Raises: LimitInvalid."""
+        """Sets a limit; None restores its default. Raises: LimitInvalid."""
         from app.ledger import limits
 
         if capacity is None:
@@ -308,7 +302,7 @@ class LedgerInstallation:
         record_command(self.database, "limit.set", name, reason, capacity=capacity)
 
     def quotas(self) -> list[QuotaUsage]:
-        """What users may have at once, and have."""
+        """Returns the users' quotas and their use."""
         return quotas.usage(self.database)
 
     def set_quota(self, user: str, changes: dict[str, Any], reason: str = "") -> Quota:
@@ -323,13 +317,13 @@ class LedgerInstallation:
         record_command(self.database, "quota.cleared", user, reason)
 
     def reset_spent(self, user: str, reason: str = "") -> float:
-        """What stood on the user's account. Raises: LimitInvalid."""
+        """Resets a user's spending; returns the amount before. Raises: LimitInvalid."""
         spent = quotas.reset_spent(self.database, user)
         record_command(self.database, "quota.reset", user, reason, spent_usd_before=spent)
         return spent
 
     def schedules(self) -> list[Schedule]:
-        """Recurring evaluations, by name."""
+        """Returns recurring evaluations, by name."""
         from app.ledger import schedules
 
         return schedules.all_of(self.database)
@@ -351,7 +345,7 @@ class LedgerInstallation:
     def usage(
         self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None
     ) -> list[UsageRow]:
-        """Tokens, dollars and time, most expensive first."""
+        """Returns tokens, dollars and time, most expensive first."""
         from app.instances.prices import prices_of
         from app.ledger import model_usage
 
@@ -359,16 +353,14 @@ class LedgerInstallation:
         with self.database.begin() as connection:
             return model_usage.usage(connection, by, **chosen, price=prices_of(self.settings))
 
-    # --- What results say -------------------------------------------------------------------------------------------
-
     def explain_run(self, run_id: UUID) -> RunStory:
-        """Where a run's time went."""
+        """Explains where a run's time went."""
         from app.ledger import explain_run
 
         return explain_run.run(self.database, self.settings, run_id)
 
     def explain_task(self, task_id: UUID) -> TaskStory:
-        """What a task does or waits for."""
+        """Explains what a task is doing or waiting for."""
         from app.ledger import explain
 
         return explain.task(self.database, self.settings, task_id)
@@ -380,13 +372,13 @@ class LedgerInstallation:
         from app.ledger import report_rows
 
         rows = report_rows.rows(self.database, run_id, prices_of(self.settings))
-        made = report_of(results.run_head(self.database, run_id), rows)
+        report = report_of(results.run_head(self.database, run_id), rows)
         if not allow_loss:
-            require_headline(made)
-        return made
+            require_headline(report)
+        return report
 
     def transcripts(self, run_id: UUID, *, all_bytes: bool) -> TranscriptReport:
-        """What the rules find in a run's transcripts. Raises: ArtifactStoreUnavailable, DiskFull."""
+        """Checks a run's transcripts against the rules. Raises: ArtifactStoreUnavailable, DiskFull."""
         from app.evaluation.transcripts import checked_once
         from app.ledger import report_rows
 
@@ -402,20 +394,20 @@ class LedgerInstallation:
         return compare(rows[0], rows[1], allow=allow, power_difference=power)
 
     def diagnose(self, run_id: UUID) -> list[FailureGroup]:
-        """What went wrong, by what the failures have in common."""
+        """Groups a run's failures by common features."""
         from app.evaluation.diagnosis import diagnose
         from app.ledger import report_rows
 
         return diagnose(report_rows.rows(self.database, run_id))
 
     def export(self, run_id: UUID, form: ExportFormat, to: Path, **chosen: Any) -> ExportSummary:
-        """chosen: as `ExportSource` has it. Raises: ExportRefused, ArtifactStoreUnavailable."""
+        """Exports a run. chosen: fields of `ExportSource`. Raises: ExportRefused, ArtifactStoreUnavailable."""
         from app.evaluation.export import ExportSource, export
 
         return export(ExportSource(self.database, self.store, run_id, **chosen), form, to)
 
     def regrade(self, run_id: UUID, *, grader: str | None, place: VerifierPlace | None = None) -> RegradeSummary:
-        """Judge kept test reports again, by the libraries of this machine. Raises: as `regrade`."""
+        """Grades stored test reports again, with this machine's grading libraries. Raises: as `regrade`."""
         from app.agents.installation import Installer
         from app.evaluation.regrade import regrade
         from app.grading.resident_libraries import GradingLibraries
@@ -430,7 +422,7 @@ class LedgerInstallation:
 
 
 def run_or_task(installation: Any, name: str) -> tuple[str, UUID]:
-    """What a name means, `run` or `task`, and its id; a run goes first. Raises: UnknownName; AmbiguousName."""
+    """Returns `run` or `task`, and the id that a name means; runs come first. Raises: UnknownName; AmbiguousName."""
     try:
         return "run", installation.find_run(name)
     except AmbiguousName:

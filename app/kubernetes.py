@@ -1,4 +1,4 @@
-"""The way to a Kubernetes API server, for instances and environments. Needs the extra `kubernetes`."""
+"""Connection settings for a Kubernetes API server, for instances and environments. Needs the extra `kubernetes`."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from lightkube.resources.networking_v1 import NetworkPolicy
 from app.errors import SettingsInvalid
 from app.settings import Settings
 
-# msgspec prepares a model when it first meets it. Two threads that meet it at once crash the process (seen with 0.22):
-# all that we use are met here, once, under the lock of the import.
+# msgspec prepares a model at its first use. Two threads that first use one at the same time crash the process (seen
+# with 0.22): prepare all models that we use here, once, under the import lock.
 for _model in (Job, NetworkPolicy, Pod, Secret, Status):
     msgspec.json.Decoder(_model)
 decode_watch_event(b'{"type": "", "object": {}}')
 
 
 def configuration(settings: Settings) -> SingleConfig:
-    """The file that the settings name, else this pod's own service account, else KUBECONFIG or the user's own file.
+    """Returns the kubeconfig named in the settings, else the pod's service account, else KUBECONFIG or the user's file.
 
-    A client is given `settings.kubernetes_namespace` beside it; None there is the namespace of the file or the pod.
+    Clients also need `settings.kubernetes_namespace`; None means the namespace of that file or pod.
 
     Raises: SettingsInvalid when there is none.
     """
     try:
-        found = KubeConfig.from_env() if settings.kubeconfig is None else KubeConfig.from_file(settings.kubeconfig)
-        chosen = found.get()
+        kubeconfig = KubeConfig.from_env() if settings.kubeconfig is None else KubeConfig.from_file(settings.kubeconfig)
+        chosen = kubeconfig.get()
     except (ConfigError, OSError, KeyError, ValueError) as error:
         raise SettingsInvalid(f"expected the way to a Kubernetes API server, found: {error}") from error
-    assert chosen is not None  # it raises where no default is given
+    assert chosen is not None  # `get` raises when there is no default
     return chosen

@@ -1,8 +1,8 @@
-"""Carries a person's shell between the web server and the worker whose environment it runs in, over Redis.
+"""Connects a user's shell in the browser to the worker that has the environment, through Redis.
 
-The worker opens the program, because no other process has a way into an environment: so it does not matter on which
-host the environment is, as long as its worker reaches Redis. Two lists carry bytes, one each way; they are bounded and
-lapse by themselves. A worker that hears nothing of the web server for some seconds ends the program.
+Only the worker can open a program in the environment. Redis connects both, so it does not matter on which host the
+environment is. Two Redis lists carry the bytes, one per direction; they are bounded and expire by themselves. A worker
+that gets no message from the web server for some seconds ends the program.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ log = structlog.get_logger()
 
 COMMAND = ("/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh")
 TOTAL_S = 3600.0
-"""Of one shell."""
+"""Maximum duration of a shell, in seconds."""
 IDLE_S = 600.0
-"""Without anything typed or shown."""
+"""Idle limit in seconds: time without input or output."""
 ANSWER_S = 15.0
-"""For the worker's first word."""
+"""Seconds to wait for the worker's first answer."""
 _MOST_BYTES = 64 << 20
-"""Typed and shown in one shell."""
+"""Maximum bytes of input and output of a shell."""
 _MOST_SIZE = 500
 _PING_S = 2.0
-"""How often the web server says that it is there."""
+"""Interval of the web server's pings, in seconds."""
 _SILENT_S = 20.0
-"""Without a word of the web server the worker ends the program."""
+"""Seconds without a message from the web server after which the worker ends the program."""
 _LAPSE_S = 120
 _LOOK_S = 0.02
-"""Between two looks at what was typed."""
+"""Seconds between two polls of the input."""
 _MOST_PIECES = 64
-"""That wait to be shown; then the program has to wait, too."""
+"""Maximum output entries that wait to be shown; at this number the program has to wait."""
 _MOST_AT_ONCE = 4
-"""Of one attempt."""
+"""Maximum simultaneous shells of an attempt."""
 _DATA, _END, _RESIZE, _PING = b"d", b"e", b"r", b"p"
-"""How an entry of a list begins."""
+"""First byte of a list entry: its kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShellRequest:
-    """A person asks for a shell in the environment of an attempt."""
+    """Request of a user for a shell in an attempt's environment."""
 
     attempt_id: str
     user_name: str
@@ -86,7 +86,7 @@ class ShellKeys:
 
 
 class LiveShells:
-    """The shells of people in one environment, for its worker. Safe for many threads."""
+    """Users' shells in one environment, on the worker's side. Thread-safe."""
 
     def __init__(
         self, settings: Settings, attempt_id: UUID, program: Callable[[ShellRequest], InteractiveProgram]
@@ -99,10 +99,10 @@ class LiveShells:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self.users: list[str] = []
-        """Who had one."""
+        """Names of the users who had a shell."""
 
     def look(self) -> None:
-        """A person may have asked for one: look, in a thread of its own."""
+        """Starts a thread that checks for a shell request and serves it."""
         with self._lock:
             self._threads = [one for one in self._threads if one.is_alive()]
             if self._closing.is_set() or len(self._threads) >= _MOST_AT_ONCE:
@@ -111,7 +111,7 @@ class LiveShells:
             self._threads[-1].start()
 
     def close(self) -> None:
-        """End them all."""
+        """Ends all shells."""
         with self._lock:
             self._closing.set()
         for one in self._threads:
@@ -126,10 +126,10 @@ class LiveShells:
     def _serve_one(self) -> None:
         """Raises: RedisError."""
         with redis.Redis.from_url(self._settings.redis(), socket_timeout=10) as client:
-            found: Any = client.lpop(self._keys.requests(self._attempt_id))
-            if found is None:
+            entry: Any = client.lpop(self._keys.requests(self._attempt_id))
+            if entry is None:
                 return
-            request = ShellRequest(**json.loads(found))
+            request = ShellRequest(**json.loads(entry))
             why = "the shell could not be opened"
             try:
                 why = self._carried(client, request)
@@ -142,7 +142,7 @@ class LiveShells:
             self._show(client, request.session, _END + why.encode())
 
     def _carried(self, client: redis.Redis, request: ShellRequest) -> str:
-        """Why it ended. Raises: EnvironmentFailed, RedisError."""
+        """Runs a shell until it ends; returns why it ended. Raises: EnvironmentFailed, RedisError."""
         with self._lock:
             self.users.append(request.user_name)
         log.info("shell.opened", user=request.user_name)
@@ -195,11 +195,8 @@ class LiveShells:
             pipeline.execute()
 
 
-# --- The web server's side -------------------------------------------------------------------------------------------
-
-
 def size_of(found: Any) -> tuple[int, int]:
-    """Rows and columns, within bounds. Raises: ValueError, TypeError."""
+    """Returns rows and columns, limited to their bounds. Raises: ValueError, TypeError."""
     rows, columns = found
     try:
         return min(max(1, int(rows)), _MOST_SIZE), min(max(1, int(columns)), _MOST_SIZE)
@@ -208,7 +205,7 @@ def size_of(found: Any) -> tuple[int, int]:
 
 
 class ShellLink:
-    """One shell as the web server has it, bounded in time and bytes. why: it ended."""
+    """A shell on the web server's side, bounded in time and bytes. why: the reason of its end."""
 
     def __init__(self, settings: Settings, request: ShellRequest) -> None:
         self._settings = settings
@@ -220,52 +217,54 @@ class ShellLink:
         self.why = ""
 
     def describe(self) -> dict[str, Any]:
-        """For the record."""
+        """Returns the shell's figures for the audit record."""
         seconds = round(time.monotonic() - self._begun, 1)
         return {"session": self._request.session, "bytes": self._bytes, "seconds": seconds}
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Ask the attempt's worker for it; at the end of the block it ends. Raises: TooManyRequests: no way there."""
+        """Requests a shell from the attempt's worker; the block's end closes it. Raises: TooManyRequests: no Redis."""
         request, key = self._request, self._keys.requests(self._request.attempt_id)
         try:
             async with self._client as client:
-                asked = json.dumps(asdict(request))
-                await client.rpush(key, asked)
+                entry = json.dumps(asdict(request))
+                await client.rpush(key, entry)
                 await client.expire(key, int(_SILENT_S))
                 await asyncio.to_thread(nudge, self._settings, [UUID(request.attempt_id)])
                 try:
                     yield
                 finally:
-                    await client.lrem(key, 0, asked)  # not answered, it would take the next person's turn
+                    await client.lrem(
+                        key, 0, entry
+                    )  # otherwise an unanswered request would be served before the next user's
                     await self._send(_END)
         except redis.RedisError as error:
             raise TooManyRequests(f"the way to the worker is broken: {type(error).__name__}") from error
 
     async def typed(self, data: bytes) -> None:
-        """Send input. Raises: TooManyRequests, RedisError."""
+        """Sends input. Raises: TooManyRequests, RedisError."""
         self._count(len(data))
         await self._send(_DATA + data)
 
     async def resized(self, rows: int, columns: int) -> None:
-        """Tell the terminal its size. Raises: RedisError."""
+        """Sends the terminal's new size. Raises: RedisError."""
         await self._send(_RESIZE + json.dumps([rows, columns]).encode())
 
     async def shown(self) -> AsyncIterator[bytes]:
-        """What the shell shows, until it ends; empty: nothing new. Raises: TooManyRequests, RedisError."""
+        """Yields the shell's output until it ends; empty bytes: nothing new. Raises: TooManyRequests, RedisError."""
         answered = False
         while True:
             await self._send(_PING)
-            found: Any = await self._client.blpop([self._keys.shown(self._request.session)], timeout=_PING_S)
+            item: Any = await self._client.blpop([self._keys.shown(self._request.session)], timeout=_PING_S)
             now = time.monotonic()
             if now - self._begun > TOTAL_S or now - self._moved > IDLE_S:
                 raise TooManyRequests("its time is over, or nothing happened for long; open another")
-            if found is None:
+            if item is None:
                 if not answered and now - self._begun > ANSWER_S:
                     raise TooManyRequests(f"its worker did not answer within {ANSWER_S:g} s; the agent may have ended")
                 yield b""
                 continue
-            answered, entry = True, found[1]
+            answered, entry = True, item[1]
             if entry[:1] == _END:
                 self.why = entry[1:].decode(errors="replace")
                 return

@@ -8,7 +8,7 @@ import structlog
 
 
 def configure(level: str) -> None:
-    """Call once, when a process starts. A traceback is printed without local variables: they may hold secrets."""
+    """Configures logging, once per process at its start. Tracebacks omit local variables: they may hold secrets."""
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True)
     structlog.configure(
         processors=[

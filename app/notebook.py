@@ -1,4 +1,4 @@
-"""Results as tables of pandas, and as HTML where a notebook shows them."""
+"""Shows results as pandas tables, and as HTML in notebooks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from app.ledger.results import RunStatus
 
 _SHOWN = 50
-"""Tasks that a notebook shows of a run."""
+"""Maximum number of tasks shown for a run."""
 
 
 def frame_of(results: Iterable[TaskResult]) -> pandas.DataFrame:
-    """A row for each task: who did it, how it ended, its reward (NaN: not scored), seconds by step of its last attempt.
+    """Returns one row per task: agent, outcome, reward (NaN: not scored), seconds by step of its last attempt.
 
     Raises: DependencyMissing: pandas is not installed.
     """
@@ -35,7 +35,7 @@ def frame_of(results: Iterable[TaskResult]) -> pandas.DataFrame:
 
 def _row(one: TaskResult) -> dict[str, Any]:
     verdict, last = one.verdict, one.attempt
-    taken = spans(last) if last is not None else {}
+    seconds = spans(last) if last is not None else {}
     return {
         "task_id": str(one.task_id),
         "run_id": str(one.run_id),
@@ -51,7 +51,7 @@ def _row(one: TaskResult) -> dict[str, Any]:
         "suspect": verdict.suspect if verdict else "",
         "scripted": one.scripted,
         "attempts": len(one.attempts),
-        **{f"{step}_s": taken.get(step) for step in STEPS},
+        **{f"{step}_s": seconds.get(step) for step in STEPS},
     }
 
 
@@ -61,7 +61,7 @@ _NOTHING = TaskResult.model_validate(
 
 
 def html_of_run(status: RunStatus, page: str, tasks: Sequence[TaskResult]) -> str:
-    """A run: its summary, a link to its page, and its first tasks. All text escaped."""
+    """Returns a run as HTML: its summary, a link to its page, and its first tasks. All text is escaped."""
     rows = "".join(
         f"<tr><td>{_cell(one.name)}</td><td>{_cell(one.agent)}</td><td>{_cell(outcome(one))}</td></tr>"
         for one in tasks[:_SHOWN]
@@ -72,7 +72,7 @@ def html_of_run(status: RunStatus, page: str, tasks: Sequence[TaskResult]) -> st
 
 
 def html_of_task(name: str, page: str, state: str) -> str:
-    """A task: its name, its state, a link to its page."""
+    """Returns a task as HTML: its name, its state, a link to its page."""
     return f"<p>{_cell(name)}: {_cell(state)}; <a href='{escape(page)}'>its page</a></p>"
 
 

@@ -1,4 +1,4 @@
-"""Settings of providers of instances beyond this host's processes: a part of `app.settings`."""
+"""Settings of the providers that create instances outside this host's processes; part of `app.settings`."""
 
 from __future__ import annotations
 
@@ -10,58 +10,58 @@ from pydantic_settings import BaseSettings, NoDecode
 
 
 class ProviderSettings(BaseSettings):
-    """What such a provider has to be told. Credentials and regions come from the vendors' own variables and files."""
+    """Settings of these providers. Credentials and regions come from the vendors' own variables and files."""
 
     worker_network: str = "host"
-    """Network of instances made by the `docker` provider; `host` reaches embedded servers."""
+    """Container network of instances of the `docker` provider; with `host` they reach embedded servers."""
     worker_image: str = "megaflow/worker:latest"
-    """The image of instances in containers and on clouds' machines (worker_images/worker)."""
+    """Image of instances in containers and on cloud machines (worker_images/worker)."""
     kubeconfig: Path | None = None
-    """How Kubernetes is reached; None: by the account of our own pod, else KUBECONFIG or `~/.kube/config`."""
+    """Kubeconfig file for Kubernetes; None: our own pod's service account, else KUBECONFIG or `~/.kube/config`."""
     kubernetes_namespace: str | None = None
-    """Where instances are made in Kubernetes; None: the namespace of that file or pod."""
+    """Kubernetes namespace of instances; None: the namespace of that file or pod."""
     kubernetes_environments: str | None = None
-    """Namespace of the pods that are environments (kind `kubernetes`), the same on every host; None: none are made."""
+    """Namespace of environment pods (kind `kubernetes`), the same on every host; None: no such environments."""
     kubernetes_job: Path | None = None
-    """YAML file with parts of a Job, put over the one that each instance of the provider `kubernetes` is: labels (such
+    """YAML file with parts of a Job, merged over the Job of each instance of the provider `kubernetes`: labels (such
     as Kueue's), a priority class, a service account, volumes; see docs/howto/kubernetes.md."""
     slurm_arguments: str = ""
-    """More arguments for sbatch, as in a shell: `--partition=long --account=lab`; they go before our own."""
+    """Additional sbatch arguments, in shell syntax; they override our own: `--partition=long --account=lab`."""
     slurm_class_arguments: dict[str, str] = {}
-    """The same for single resource classes, as JSON: `{"gpu": "--partition=gpu", …}`."""
+    """Additional sbatch arguments per resource class, as JSON: `{"gpu": "--partition=gpu", …}`."""
     slurm_python: Path | None = None
-    """The Python on compute nodes that has MegaFlow; None: this one, on a shared file system."""
+    """Python interpreter with MegaFlow on compute nodes; None: this one, on a shared file system."""
     slurm_home: Path | None = None
-    """MEGAFLOW_HOME of instances on compute nodes, a folder of each node's own; None: `home`, for a cluster of one."""
+    """MEGAFLOW_HOME of instances on compute nodes, a local folder of each node; None: `home`, for a cluster of one."""
     queue_timeout_s: float = Field(default=3600.0, gt=0)
-    """An instance that its provider's own queue (Slurm's) has not started by then is ended, for lack of capacity."""
+    """Seconds an instance may wait in its provider's queue (Slurm's); then it is ended for lack of capacity."""
     instance_prices: Path | None = None
-    """YAML file of USD per hour by provider and type, before the table in app/instances; see docs/howto/clouds.md."""
+    """YAML file of USD per hour by provider and type; overrides app/instances's table; see docs/howto/clouds.md."""
     ec2_template: str | None = None
     """Name or id (`lt-…`) of the launch template of the provider `ec2`: image, instance profile, security groups."""
     ec2_types: Annotated[tuple[str, ...], NoDecode] = ()
-    """Types of instances, the preferred one first, separated by commas; `CLASS=TYPE` is for one resource class alone.
-    Empty: the template's."""
+    """Instance types in order of preference, separated by commas; `CLASS=TYPE` applies to one resource class only.
+    Empty: the launch template's type."""
     ec2_subnets: Annotated[tuple[str, ...], NoDecode] = ()
-    """Subnets, one for each zone, tried one after the other, separated by commas. Empty: the template's."""
+    """Subnets, one per zone, tried in this order, separated by commas. Empty: the launch template's."""
     ec2_spot: bool = False
-    """Asks for spot instances. One that EC2 warns of its end is drained."""
+    """Use spot instances. An instance is drained when EC2 sends a warning of its end."""
     ec2_events: str | None = None
-    """URL of the SQS queue to which EventBridge sends the states of instances and spot warnings; None: ends are
-    noticed by the reconciler alone."""
+    """URL of the SQS queue to which EventBridge sends instance states and spot warnings; None: only the reconciler
+    notices that an instance ended."""
 
     alibaba_region: str = "cn-hangzhou"
-    """Where the provider `alibaba` makes machines."""
+    """Region of machines of the provider `alibaba`."""
     alibaba_endpoint: str | None = None
-    """HOST[:PORT] of ECS's API; None: the region's."""
+    """HOST[:PORT] of the ECS API; None: the region's endpoint."""
     alibaba_template: str | None = None
     """Name or id (`lt-…`) of the launch template of the provider `alibaba`."""
     alibaba_types: Annotated[tuple[str, ...], NoDecode] = ()
-    """As `ec2_types`."""
+    """Instance types, written like `ec2_types`."""
     alibaba_switches: Annotated[tuple[str, ...], NoDecode] = ()
-    """As `ec2_subnets`: vSwitches."""
+    """vSwitches, written like `ec2_subnets`."""
     alibaba_spot: bool = False
-    """Asks for preemptible instances."""
+    """Use preemptible instances."""
 
     @field_validator("ec2_types", "ec2_subnets", "alibaba_types", "alibaba_switches", mode="before")
     @classmethod

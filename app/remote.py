@@ -1,4 +1,4 @@
-"""An installation reached through the HTTP API of its web server: what `app.installation` has, without a database."""
+"""Accesses an installation through its web server's HTTP API, as `app.installation` does through a database."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ if TYPE_CHECKING:
 Model = TypeVar("Model")
 
 _IDS = 10_000
-"""Tasks in one request that moves them, and in one that asks for their results."""
+"""Maximum tasks in one request that changes them; a request that waits for tasks has up to ten times as many."""
 _RESULTS = 500
 _PAGE = 1000
-"""Runs in one answer."""
+"""Maximum runs in one response."""
 _WAIT_S = 25.0
-"""The server answers a wait after this long at the latest."""
+"""Maximum seconds after which the server answers a wait."""
 _LONG_S = 3600.0
-"""For the server to write a bundle, or to judge a run again."""
+"""Timeout in seconds for the server to write a bundle, or to grade a run again."""
 _PAUSE_S = 1.0
-"""Between two connections to a stream of events."""
+"""Pause between two connections to an event stream, in seconds."""
 
 
 def _earlier(upstream: ComesAfter) -> list[dict[str, UUID]]:
@@ -65,7 +65,7 @@ def _earlier(upstream: ComesAfter) -> list[dict[str, UUID]]:
 
 
 class RemoteRun:
-    """The ids of a run and its tasks, as the server gave them."""
+    """Ids of a run and its tasks, as the server returned them."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.run_id = UUID(given["run_id"])
@@ -74,9 +74,9 @@ class RemoteRun:
 
 
 class RemoteInstallation:
-    """An installation behind a web server. Methods are as those of `LedgerInstallation`; all raise what it refuses.
+    """Installation accessed through a web server. Methods as in `LedgerInstallation`; all raise the server's refusals.
 
-    A server that goes away is asked again for `patience_s` where asking twice does no harm.
+    While the server is away, safe requests are retried for `patience_s`.
     """
 
     def __init__(self, url: str, token: str, *, patience_s: float = 60.0) -> None:
@@ -91,21 +91,19 @@ class RemoteInstallation:
     def evidence(self) -> str:
         return f"{self.server.url}/tasks/TASK"
 
-    # --- Runs and tasks ---------------------------------------------------------------------------------------------
-
     def submit(
         self, submission: Submission, idempotency_key: str | None, upstream: ComesAfter = NO_UPSTREAM
     ) -> RemoteRun:
-        """Have the server read a dataset and accept its tasks as one run."""
+        """Makes the server read a dataset and accept its tasks as one run."""
         body = {"submission": submission.model_dump(mode="json", exclude_defaults=True), "after": _earlier(upstream)}
         return self._submitted(body, idempotency_key)
 
     def enqueue(
         self, options: Mapping[str, Any], idempotency_key: str | None, upstream: ComesAfter = NO_UPSTREAM
     ) -> RemoteRun:
-        """Have tasks accepted as one run; options: as `MegaFlow.enqueue_many` has them.
+        """Submits tasks as one run. options: as in `MegaFlow.enqueue_many`.
 
-        The user `default` is the token's.
+        The user `default` stands for the token's user.
         """
         given = {name: one for name, one in options.items() if one is not None}
         if isinstance(replicas := given.get("replicas"), Adaptive):
@@ -117,10 +115,10 @@ class RemoteInstallation:
         return self._submitted(given, idempotency_key)
 
     def _submitted(self, body: Mapping[str, Any], idempotency_key: str | None) -> RemoteRun:
-        """With a key of its own when none is given, so that a lost answer can be asked for again."""
+        """Submits a run; generates an idempotency key when none is given, so that retries are safe."""
         key = idempotency_key or f"client-{uuid.uuid4()}"
-        asked = Ask("POST", "/runs", body={**body, "idempotency_key": key}, again=True, timeout_s=600)
-        return RemoteRun(self.server.json(asked))
+        request = Ask("POST", "/runs", body={**body, "idempotency_key": key}, again=True, timeout_s=600)
+        return RemoteRun(self.server.json(request))
 
     def find_run(self, name: str) -> UUID:
         return self._get(UUID, "/find", {"run": name})
@@ -129,15 +127,15 @@ class RemoteInstallation:
         return self._get(UUID, "/find", {"task": name})
 
     def runs(self, limit: int) -> list[RunStatus]:
-        """The newest first: the user's, an administrator's all."""
-        found: list[RunStatus] = []
-        while len(found) < limit:
-            most = min(_PAGE, limit - len(found))
-            page = self._get(list[RunStatus], "/runs", {"limit": most, "before": found[-1].id if found else None})
-            found += page
+        """Returns runs, newest first: the user's own, or all for an administrator."""
+        statuses: list[RunStatus] = []
+        while len(statuses) < limit:
+            most = min(_PAGE, limit - len(statuses))
+            page = self._get(list[RunStatus], "/runs", {"limit": most, "before": statuses[-1].id if statuses else None})
+            statuses += page
             if len(page) < most:
                 break
-        return found
+        return statuses
 
     def status(self, run_id: UUID) -> RunStatus:
         return self._get(RunStatus, f"/runs/{run_id}")
@@ -184,12 +182,12 @@ class RemoteInstallation:
     def _ended(self, task_ids: Sequence[UUID], wait_s: float, until: float | None) -> list[UUID]:
         body = {"task_ids": task_ids, "timeout_s": wait_s}
         left_s = math.inf if until is None else until - time.monotonic()
-        asked = Ask("POST", "/tasks/wait", body=body, again=True, timeout_s=60 + wait_s, patience_s=left_s)
+        request = Ask("POST", "/tasks/wait", body=body, again=True, timeout_s=60 + wait_s, patience_s=left_s)
         try:
-            found = self._answer(dict[str, list[UUID]], asked)
-        except TooManyRequests:  # the user's other waits go first
+            answer = self._answer(dict[str, list[UUID]], request)
+        except TooManyRequests:  # other waits of the user come first
             return []
-        return found["task_ids"]
+        return answer["task_ids"]
 
     def cancel(self, task_ids: Sequence[UUID]) -> None:
         for part in _parts(task_ids, _IDS):
@@ -213,13 +211,13 @@ class RemoteInstallation:
         stop: threading.Event,
         outage: Callable[[DatabaseUnavailable], object] | None,
     ) -> Iterator[StreamedEvent]:
-        """As `MegaFlow.events`: goes on after the last event when the connection breaks, for `patience_s` at first."""
+        """Yields as `MegaFlow.events`; reconnects after the last event, for `patience_s` at first."""
         query = {"after": position, "follow": follow, "kind": list(kinds), "run": run_id, "task": task_id}
-        asked, at, well = Ask("GET", "/events", query=query), "", False
+        request, at, well = Ask("GET", "/events", query=query), "", False
         until = time.monotonic() + self.server.patience_s
         while not (stop.is_set() and follow):
             try:
-                for one in self.server.events(asked, at, stop if follow else None):
+                for one in self.server.events(request, at, stop if follow else None):
                     at, well, until = one.id or at, True, time.monotonic() + self.server.patience_s
                     if one.data:
                         yield _streamed(one.data)
@@ -233,8 +231,6 @@ class RemoteInstallation:
                 well = False
             stop.wait(_PAUSE_S)
 
-    # --- Steering, and what was used --------------------------------------------------------------------------------
-
     def pause(self, run: str, reason: str) -> Change:
         from app.ledger.pauses import Change
 
@@ -246,7 +242,7 @@ class RemoteInstallation:
         return self._post(Change, f"/runs/{self.find_run(run)}/resume", {}, again=True)
 
     def limits(self, unknown: Callable[[BrokerUnavailable], object]) -> list[Use]:
-        """Every limit that is set, held or waited for. unknown: is not told: the server logs it."""
+        """Returns every limit that is set, held or waited for. unknown: never called; the server logs the reason."""
         from app.ledger.limits import Use
 
         return self._get(list[Use], "/limits")
@@ -268,13 +264,13 @@ class RemoteInstallation:
         return self._answer(float, Ask("DELETE", f"/quotas/{quote(user)}/spent", query={"reason": reason}))
 
     def add_schedule(self, name: str, cron: str, submission: Submission, misfire: str, reason: str) -> int:
-        """How many tasks a firing would have now. Raises: NotAllowed."""
-        asked = submission.model_dump(mode="json", exclude_defaults=True)
-        body = {"name": name, "cron": cron, "submission": asked, "misfire": misfire, "reason": reason}
+        """Adds a schedule; returns how many tasks it would submit now. Raises: NotAllowed."""
+        fields = submission.model_dump(mode="json", exclude_defaults=True)
+        body = {"name": name, "cron": cron, "submission": fields, "misfire": misfire, "reason": reason}
         return int(self.server.json(Ask("POST", "/schedules", body=body, timeout_s=600))["tasks"])
 
     def schedules(self) -> list[Schedule]:
-        """Recurring evaluations, by name: the user's, an administrator's all."""
+        """Returns recurring evaluations, by name: the user's own, or all for an administrator."""
         from app.ledger.schedules import Schedule
 
         return self._get(list[Schedule], "/schedules")
@@ -287,10 +283,8 @@ class RemoteInstallation:
     ) -> list[UsageRow]:
         from app.ledger.model_usage import UsageRow
 
-        asked = {"by": by, "run": run_id, "user": user, "since": since, "until": until}
-        return self._get(list[UsageRow], "/usage", asked)
-
-    # --- What results say -------------------------------------------------------------------------------------------
+        query = {"by": by, "run": run_id, "user": user, "since": since, "until": until}
+        return self._get(list[UsageRow], "/usage", query)
 
     def explain_run(self, run_id: UUID) -> RunStory:
         from app.ledger.stories import RunStory
@@ -315,8 +309,8 @@ class RemoteInstallation:
     def compare(self, first: UUID, second: UUID, *, allow: Sequence[str], power: float | None) -> Comparison:
         from app.evaluation.comparison import Comparison
 
-        asked = {"first": first, "second": second, "allow": list(allow), "power": power}
-        return self._get(Comparison, "/comparison", asked)
+        query = {"first": first, "second": second, "allow": list(allow), "power": power}
+        return self._get(Comparison, "/comparison", query)
 
     def diagnose(self, run_id: UUID) -> list[FailureGroup]:
         from app.evaluation.diagnosis import FailureGroup
@@ -324,25 +318,25 @@ class RemoteInstallation:
         return self._get(list[FailureGroup], f"/runs/{run_id}/diagnosis")
 
     def export(self, run_id: UUID, form: ExportFormat, to: Path, **chosen: Any) -> ExportSummary:
-        """Write what the server exports to `to`. Raises: ExportRefused, ArtifactStoreUnavailable."""
+        """Writes the server's export to `to`. Raises: ExportRefused, ArtifactStoreUnavailable."""
         from app.evaluation.export import ExportSummary
 
-        asked = Ask("GET", f"/runs/{run_id}/export", query={"format": form.value, **chosen}, timeout_s=600)
-        said = self._fetched(asked, to, "megaflow-export")
-        return ExportSummary.model_validate_json(said).model_copy(update={"path": str(to)})
+        request = Ask("GET", f"/runs/{run_id}/export", query={"format": form.value, **chosen}, timeout_s=600)
+        summary = self._fetched(request, to, "megaflow-export")
+        return ExportSummary.model_validate_json(summary).model_copy(update={"path": str(to)})
 
     def bundle(self, run_id: UUID, to: Path) -> int:
-        """Write pages and data that need no server, which the server makes; how many pages. Raises: ExportRefused."""
+        """Writes the server's pages and data that need no server; returns the page count. Raises: ExportRefused."""
         return int(self._fetched(Ask("GET", f"/runs/{run_id}/bundle", timeout_s=_LONG_S), to, "megaflow-pages"))
 
     def _fetched(self, asked: Ask, to: Path, header: str) -> str:
-        """Write a file, or the folder of a tar, to the new place `to`; what the header says of it."""
+        """Downloads a file, or the folder of a tar, to the new place `to`; returns the value of the header `header`."""
         from app.evaluation.export import new_place
 
         with new_place(to) as part, TemporaryFile() as received:
             reply = self.server.ask(asked, received)
-            said = reply.headers.get(header, "")
-            if not said:
+            description = reply.headers.get(header, "")
+            if not description:
                 raise ExportRefused("expected an answer of the server that says what was written; found none")
             received.seek(0)
             if reply.headers.get("content-type") == "application/x-tar":
@@ -351,18 +345,16 @@ class RemoteInstallation:
             else:
                 with part.open("wb") as file:
                     shutil.copyfileobj(received, file)
-        return said
+        return description
 
     def regrade(self, run_id: UUID, *, grader: str | None, **_: Any) -> RegradeSummary:
-        """As `LedgerInstallation.regrade`, by the libraries of the server's machine. Raises: NotAllowed."""
+        """Grades again as `LedgerInstallation.regrade`, with the server's libraries. Raises: NotAllowed."""
         from app.evaluation.regrade import RegradeSummary
 
         return self._post(RegradeSummary, f"/runs/{run_id}/regrade", {"grader": grader}, timeout_s=_LONG_S)
 
     def close(self) -> None:
-        """Nothing is kept open."""
-
-    # --- Requests ---------------------------------------------------------------------------------------------------
+        """Does nothing: no connection stays open."""
 
     def _get(
         self, kind: type[Model], path: str, query: Mapping[str, Any] | None = None, timeout_s: float = 60
@@ -379,7 +371,7 @@ class RemoteInstallation:
 
 
 def _streamed(body: dict[str, Any]) -> StreamedEvent:
-    """An event from the JSON of `StreamedEvent.body`. Raises: ServerUnavailable: it is none."""
+    """Builds an event from the JSON of `StreamedEvent.body`. Raises: ServerUnavailable: it is not an event."""
     try:
         position = str(body.pop("position"))
         return StreamedEvent(position, _EVENT.validate_python(tuple(body.get(name) for name in EventRecord._fields)))

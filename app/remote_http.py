@@ -1,6 +1,6 @@
-"""Requests to the HTTP API with the standard library: what is asked again, errors by their names, streams of events.
+"""Sends requests to the HTTP API with the standard library: retries, errors by name, event streams.
 
-No proxy and no redirection is followed: the token goes to the server that was named and nowhere else.
+Never uses a proxy or follows a redirection: the token goes only to the server that was named.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ Model = TypeVar("Model")
 
 PREFIX = "/api/v1"
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0)
-"""Between two tries; the last one for all that follow."""
+"""Pauses between retries, in seconds; the last one repeats."""
 _FIRST_S = 10.0
-"""Patience with a server that has never answered: its address may be wrong."""
+"""Retry time in seconds for a server that has never answered: its address may be wrong."""
 _AGAIN = (429, 502, 503, 504)
 _ALIVE_S = 45.0
-"""A stream that says nothing for this long is dead: the server shows life each 15 seconds."""
+"""Read timeout of a stream, in seconds; the server sends something at least every 15 seconds."""
 _MOST_LINE = 64 << 20
 _OBJECT = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. again: asking twice does no more than asking once; always so of GET."""
+    """HTTP request. again: repeating it has no further effect, so it may be retried; always true for GET."""
 
     method: str
     path: str
@@ -59,18 +59,18 @@ class Ask:
     again: bool = False
     timeout_s: float = 60.0
     patience_s: float = math.inf
-    """For how long it is asked again, where that is less than the server's."""
+    """Retry limit in seconds, when less than the server's."""
 
     @property
     def target(self) -> str:
-        """Path and query, as the request line has them; what is None is left out."""
+        """Path and query of the request line, without parameters that are None."""
         given = {name: [_text(part) for part in _listed(one)] for name, one in self.query.items() if one is not None}
         return PREFIX + self.path + (f"?{urlencode(given, doseq=True)}" if given else "")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """The content of an answer, and its headers by their names in small letters."""
+    """Content of a response, and its headers by lower-case name."""
 
     content: bytes
     headers: Mapping[str, str]
@@ -78,14 +78,14 @@ class ServerReply:
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """One block of a stream: an id without data only says where the stream is."""
+    """Event of a stream. An id without data only gives the stream's position."""
 
     id: str
     data: dict[str, Any] | None
 
 
 class WebServer:
-    """One web server and the token for it. For threads: each request has a connection of its own."""
+    """Client of one web server, with its token. Thread-safe: each request has its own connection."""
 
     def __init__(self, url: str, token: str, patience_s: float) -> None:
         """Raises: SettingsInvalid, NotSignedIn: there is no token."""
@@ -107,11 +107,11 @@ class WebServer:
         self._headers = {"Authorization": f"Bearer {token}", "User-Agent": "megaflow"}
 
     def json(self, asked: Ask) -> dict[str, Any]:
-        """The answer as JSON. Raises: as `ask`."""
+        """Sends a request and returns the response as JSON. Raises: as `ask`."""
         return self.read(_OBJECT, self.ask(asked).content)
 
     def read(self, kind: TypeAdapter[Model], content: bytes) -> Model:
-        """An answer as a value. Raises: ServerUnavailable: it is none, so something else listens there."""
+        """Parses a response. Raises: ServerUnavailable: it does not fit, so a different server listens there."""
         try:
             return kind.validate_json(content)
         except ValidationError as error:
@@ -122,9 +122,9 @@ class WebServer:
             ) from None
 
     def ask(self, asked: Ask, into: IO[bytes] | None = None) -> ServerReply:
-        """The answer, asked for again while the server is away and asking does no harm. into: gets its content.
+        """Sends a request; retries while the server is away, where that is safe. into: file for the response's content.
 
-        Raises: MegaFlowError: what the server refused, by the class that it names; ServerUnavailable.
+        Raises: MegaFlowError: the server's refusal, as the class that it names; ServerUnavailable.
         """
         patience_s = self.patience_s if self._met else min(self.patience_s, _FIRST_S)
         until, tries = time.monotonic() + min(patience_s, asked.patience_s), 0
@@ -148,7 +148,7 @@ class WebServer:
             return ServerReply(content, {name.lower(): value for name, value in reply.getheaders()})
 
     def events(self, asked: Ask, last_id: str, stop: threading.Event | None) -> Iterator[ServerSentEvent]:
-        """The blocks of a stream until it ends, or `stop` is set. Raises: as `ask`, which asks once alone."""
+        """Yields the events of a stream until it ends or `stop` is set; never retries. Raises: as `ask`."""
         more = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
         ended = threading.Event()
         with closing(self._connection(_ALIVE_S)) as connection:
@@ -163,7 +163,7 @@ class WebServer:
                 ended.set()
 
     def _blocks(self, reply: http.client.HTTPResponse, stop: threading.Event | None) -> Iterator[ServerSentEvent]:
-        found, data = "", list[str]()
+        event_id, data = "", list[str]()
         while stop is None or not stop.is_set():
             try:
                 line = self._tried(lambda: reply.readline(_MOST_LINE)).decode("utf-8", "replace")
@@ -176,13 +176,13 @@ class WebServer:
             name, _, value = line.rstrip("\r\n").partition(":")
             value = value.removeprefix(" ")
             if name == "id":
-                found = value
+                event_id = value
             elif name == "data":
                 data.append(value)
             elif not line.strip():
-                if found or data:
-                    yield ServerSentEvent(found, self.read(_OBJECT, "\n".join(data).encode()) if data else None)
-                found, data = "", []
+                if event_id or data:
+                    yield ServerSentEvent(event_id, self.read(_OBJECT, "\n".join(data).encode()) if data else None)
+                event_id, data = "", []
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         return self._kind(self._host, self._port, timeout=timeout_s)
@@ -195,7 +195,7 @@ class WebServer:
             content, headers["Content-Type"] = to_json(asked.body), "application/json"
         try:
             connection.connect()
-        except (socket.gaierror, UnicodeError, ssl.SSLCertVerificationError) as error:  # they stay as they are
+        except (socket.gaierror, UnicodeError, ssl.SSLCertVerificationError) as error:  # permanent errors: no retry
             raise StackNotRunning(f"expected MegaFlow's web server at {self.url}, found: {error}") from error
         except OSError as error:
             raise _NeverSent(_away(self.url, error)) from error
@@ -210,7 +210,7 @@ class WebServer:
 
 
 def _copied(reply: http.client.HTTPResponse, into: IO[bytes]) -> bytes:
-    """Put the content there. Raises: OSError, HTTPException: not all of it came."""
+    """Copies the content into the file. Raises: OSError, HTTPException: the content is incomplete."""
     into.seek(0)
     into.truncate()
     shutil.copyfileobj(reply, into)
@@ -220,27 +220,27 @@ def _copied(reply: http.client.HTTPResponse, into: IO[bytes]) -> bytes:
 
 
 class _NeverSent(ServerUnavailable):
-    """There was no connection: nothing was asked."""
+    """Raised when no connection could be made, so the request was not sent."""
 
 
 def refusal(status: int, content: bytes, url: str) -> MegaFlowError:
-    """The error that an answer names; ServerUnavailable: one that will pass, of a proxy or of the database."""
+    """Returns the error that a response names; ServerUnavailable for a passing failure of a proxy or the database."""
     try:
-        said = json.loads(content)["error"]
-        name, message = str(said["type"]), str(said["message"])
+        body = json.loads(content)["error"]
+        name, message = str(body["type"]), str(body["message"])
     except (ValueError, KeyError, TypeError):
-        found = f"HTTP {status}"
+        status_text = f"HTTP {status}"
         if status in _AGAIN:
-            return ServerUnavailable(_away(url, found))
-        return MegaFlowError(f"expected an answer of MegaFlow's web server at {url}, found {found}")
+            return ServerUnavailable(_away(url, status_text))
+        return MegaFlowError(f"expected an answer of MegaFlow's web server at {url}, found {status_text}")
     if name == "DatabaseUnavailable":
         return ServerUnavailable(message)
     kind = getattr(errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, MegaFlowError)):
         return MegaFlowError(message)
-    made = kind.__new__(kind)  # some take more than a message
-    made.args = (message,)
-    return made
+    error = kind.__new__(kind)  # some take more than a message
+    error.args = (message,)
+    return error
 
 
 def _away(url: str, found: object) -> str:
@@ -248,7 +248,7 @@ def _away(url: str, found: object) -> str:
 
 
 def _end_when(stop: threading.Event, ended: threading.Event, connection: http.client.HTTPConnection) -> None:
-    """End a read that waits, as soon as `stop` is set."""
+    """Ends a blocking read as soon as `stop` is set."""
     while not ended.is_set():
         if stop.wait(0.1):
             if (open_socket := connection.sock) is not None:

@@ -1,7 +1,7 @@
-"""All settings, with units and reasons; only here are they read from the process environment.
+"""Defines all settings, with units and reasons; no other module reads them from the process environment.
 
-Each is set by an environment variable `MEGAFLOW_<NAME>`; a variable of that prefix which no field has is refused, so
-that a typo cannot pass silently. Where no URL is given, the embedded service in `home` is used.
+Each is set by an environment variable `MEGAFLOW_<NAME>`. A variable with that prefix and no field is refused, to catch
+typing errors. Without a URL of a service, the embedded service in `home` is used.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _SCHEMES = {
 }
 
 _OF_CLIENTS = frozenset({"server", "token"})
-"""Fields of those who ask an installation from elsewhere: no process of an installation gets them."""
+"""Settings of clients on other machines; no process of an installation gets them."""
 
 ProviderName = Literal["process", "docker", "slurm", "kubernetes", "ec2", "alibaba", "simulated"]
 
 
 class Settings(ProviderSettings):
-    """One installation of MegaFlow."""
+    """Settings of one installation of MegaFlow."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, allow_inf_nan=False)
 
-    # --- Where things are -----------------------------------------------------------------------------------------
+    # --- Locations ------------------------------------------------------------------------------------------------
     home: Path = Field(default_factory=lambda: Path.home() / ".megaflow")
     """State of this installation: embedded servers, logs, artifacts, agents' environments."""
     database_url: SecretStr | None = None
@@ -52,193 +52,193 @@ class Settings(ProviderSettings):
         validate_default=True,
         pattern=r"^[a-z0-9][a-z0-9-]{0,40}$",
     )
-    """Label on everything created in the engine: two under one name sweep each other's containers. Not set: the name of
-    `home`, which the file `installation` there keeps (`default` in a home of an earlier version; a copy of a home needs
-    another); beside MEGAFLOW_DATABASE_URL, which several hosts may share: `default`."""
+    """Name of the installation, a label on everything it creates in the engine. Installations of one name remove each
+    other's containers. Not set: the name in the file `home`/installation (`default` in a home of an earlier version; a
+    copied home needs another name); with MEGAFLOW_DATABASE_URL, which several hosts may share: `default`."""
     broker_url: SecretStr | None = None
     """`redis://…`; None: the embedded Redis, on a Unix socket in `home`."""
     artifacts_url: str | None = None
     """`s3://bucket/prefix` or `file:///folder`; None: `home`/artifacts."""
     s3_endpoint_url: str | None = None
-    """An S3-compatible server; None: AWS. Credentials come from boto3's own chain."""
+    """URL of an S3-compatible server; None: AWS. Credentials come from boto3's own chain."""
     artifact_links_bytes: int = Field(default=0, ge=0)
-    """Browsers fetch larger artifacts from the store itself, by links that lapse after five minutes; 0: none. For
-    stores that can sign, at addresses that browsers reach."""
+    """Browsers fetch artifacts larger than this directly from the store, by links that expire after five minutes; 0:
+    never. Needs a store that can sign URLs, at an address that browsers reach."""
     docker_url: str | None = None
     """`unix://…` or `tcp://…`; None: DOCKER_HOST, else the default socket."""
     container_runtime: Literal["auto", "docker"] = "auto"
-    """Who makes containers: `docker`, an engine always; `auto`: this host itself where it allows that and the task
-    wants no network, which takes a tenth of the time, else an engine."""
+    """Creator of containers. `docker`: always an engine. `auto`: the host itself if it can and the task wants no
+    network, which takes a tenth of the time; otherwise an engine."""
     image_mirror: str | None = None
     """Registry (host[:port]/prefix) tried first for every image reference."""
     registry_auth: SecretStr | None = None
-    """Logins beside those of `docker login`, as JSON: `{"registry.example:5000": "USER:PASSWORD", …}`."""
+    """Registry logins besides those of `docker login`, as JSON: `{"registry.example:5000": "USER:PASSWORD", …}`."""
     open_network_filter: bool = True
-    """Tasks with the network `open` start only when packet rules keep them from the engine's host, link-local and
-    private addresses. False: no such rules are asked for."""
+    """Tasks with the network `open` start only when packet rules block the engine's host, link-local and private
+    addresses. False: no such rules are requested."""
     open_network_allow: Annotated[tuple[str, ...], NoDecode] = ()
-    """Private addresses that these tasks may reach all the same: ADDRESS[/BITS][:PORT] (IPv4), separated by commas."""
+    """Private addresses that these tasks may reach nevertheless: ADDRESS[/BITS][:PORT] (IPv4), separated by commas."""
     base_image: str = "megaflow/base:bookworm"
-    """What task recipes build FROM when they take the argument BASE_IMAGE."""
+    """Base image of task recipes that take the argument BASE_IMAGE."""
 
-    # --- What runs ------------------------------------------------------------------------------------------------
+    # --- Instances, environments and images -----------------------------------------------------------------------
     ephemeral_provider: ProviderName = "process"
     persistent_provider: ProviderName = "process"
     ephemeral_capacity: int = Field(default=0, ge=0)
-    """Ephemeral instances at once; 0: by this host's memory (`instance_memory_bytes` each), at most 25 for a core
-    (agents mostly wait for their model) and 64 in all."""
+    """Maximum number of ephemeral instances; 0: by this host's memory (`instance_memory_bytes` each), at most 25 per
+    core (agents mostly wait for their model) and 64 in all."""
     instance_memory_bytes: int = Field(default=384 << 20, gt=0)
-    """What one attempt takes on the host: a worker, an agent framework, a small container."""
+    """Memory of one attempt on the host: a worker, an agent framework, a small container."""
     persistent_instances: int = Field(default=1, ge=0)
     """Standing instances of the pool; `megaflow classes set standard --pool-min … --pool-max …` makes it elastic."""
     persistent_slots: int = Field(default=4, ge=1)
-    """Attempts at once on one standing instance."""
+    """Maximum simultaneous attempts on one standing instance."""
     host_cpu_most: float = Field(default=0.6, ge=0, le=1)
-    """A host takes no more attempts on its standing instances while some process waits for a CPU for more of the time
-    than this share, beyond two attempts a core (four at least); nor at all while less than a tenth of its memory is
-    available. 0: its pressure is not looked at."""
+    """Limit on a host's CPU pressure: the share of time in which some process waits for a CPU. Above it, standing
+    instances take no more attempts beyond two per core (four at least). With less than a tenth of its memory
+    available, they take none at all. 0: the host's pressure is ignored."""
     pool_rest_s: float = Field(default=60.0, ge=0)
-    """Tasks of mode `auto` keep away from a persistent pool while most attempts that ended there within this time, of
-    three tasks at least, failed for reasons of the infrastructure. 0: they do not."""
+    """Tasks of mode `auto` avoid a persistent pool while most attempts that ended there within this time, of at least
+    three tasks, failed for reasons of the infrastructure. 0: they never avoid it."""
     grading_instances: int = Field(default=0, ge=0)
-    """Graders at once, of each resource class, started when an attempt that is graded in an environment of its own
-    runs; 0: by this host's processors, one for every two."""
+    """Maximum graders per resource class, started when an attempt runs that is graded in a separate environment; 0: one
+    for every two processors of this host."""
     grading_slots: int = Field(default=4, ge=1)
-    """Gradings at once on one of them; `ephemeral_capacity` leaves their memory to them."""
+    """Maximum simultaneous gradings on one grader; `ephemeral_capacity` reserves the memory for them."""
     pool_cooldown_s: float = Field(default=60.0, ge=0)
-    """A pool that had more standing instances than needed for this long drains the least busy one."""
+    """A pool with more standing instances than needed for this long drains the least busy one."""
     quarantine_after: int = Field(default=3, ge=1)
     """Quarantine an instance after this many consecutive infrastructure failures."""
     orphan_s: float = Field(default=180.0, gt=0)
-    """How long an instance goes on without reaching the ledger before it ends itself."""
+    """Time without reaching the ledger after which an instance ends itself."""
     ephemeral_lifetime_s: float = Field(default=6 * 3600.0, gt=0)
-    """An ephemeral instance is ended from outside after this long, whatever it does."""
+    """Maximum lifetime of an ephemeral instance; then it is ended from outside, whatever it does."""
     ephemeral_idle_s: float = Field(default=30.0, gt=0)
-    """An ephemeral worker that got nothing for this long leaves."""
+    """Time without work after which an ephemeral worker exits."""
     drain_s: float = Field(default=2.0, ge=0)
-    """A worker that is told to stop finishes what ends within this time, and gives the rest back."""
+    """Time that a worker has after a stop signal to finish its attempts; it gives back the others."""
     boot_timeout_s: float = Field(default=60.0, gt=0)
-    """An instance that is not ready by then has failed."""
+    """Time within which an instance must be ready; otherwise it has failed."""
     task_cpus: float = Field(default=2.0, gt=0, le=256)
-    """Processors guaranteed to a task whose dataset states none; it may take three times as much."""
+    """Processors guaranteed to a task whose dataset states none; it may use three times as many."""
     task_memory_bytes: int = Field(default=2 << 30, ge=16 << 20, le=1 << 50)
     """Memory guaranteed to a task whose dataset states none; it is killed at three times as much."""
     environment_starts: int = Field(default=8, ge=1)
-    """Environments being created at once on one host: beyond about 8 only latency grows."""
+    """Maximum number of environments being created on one host: beyond about 8 only latency grows."""
     image_builds: int = Field(default=2, ge=1)
-    """Image builds and pulls at once on one host."""
+    """Maximum simultaneous image builds and pulls on one host."""
     image_pulls: int = Field(default=32, ge=1)
-    """Pulls at once from one registry, by all hosts: registries count requests by address and by login."""
+    """Maximum simultaneous pulls from one registry, by all hosts: registries count requests by address and login."""
 
     image_disk_high: float = Field(default=0.9, gt=0)
-    """Images leave when their disk is fuller than this: a share of it, or, above 1, bytes of all images."""
+    """Disk threshold above which images are removed: a share of their disk, or, above 1, bytes of all images."""
     image_disk_low: float = Field(default=0.8, gt=0)
-    """Until it is no fuller than this, in the same unit. Nothing is pulled ahead above it."""
+    """Disk threshold down to which images are removed, in the same unit. Above it, no image is pulled ahead."""
     image_prefetch: int = Field(default=8, ge=0)
-    """Images of the next waiting tasks that a host pulls ahead; 0: none."""
+    """Number of images of the next waiting tasks that a host pulls ahead; 0: none."""
 
     engine_patience_s: float = Field(default=30.0, ge=0)
-    """How long an attempt without an environment waits for a container engine that does not answer."""
+    """Time that an attempt without an environment waits for a container engine that does not answer."""
 
     command_log_bytes: int = Field(default=256 << 20, ge=0)
-    """Of an attempt's outputs that are too long to be handed on whole, so much in all is kept as evidence; 0: none."""
+    """Maximum bytes stored per attempt of outputs that were too long to be passed on whole; 0: none."""
 
     # --- Leases and recovery --------------------------------------------------------------------------------------
     lease_s: float = Field(default=30.0, gt=0)
-    """How long a silent worker keeps its attempt; renewed every third of it."""
+    """Duration of a worker's lease on its attempt; renewed every third of it."""
     republish_s: float = Field(default=20.0, gt=0)
     """A wake-up message that no worker claimed within this time is published again."""
     sweep_s: float = Field(default=10.0, gt=0)
-    """Between two rounds of the reconciler, and between two sweeps of a host when no instance ends."""
+    """Interval of the reconciler, and of the sweeps of a host when no instance ends."""
     retry_base_s: float = Field(default=1.0, ge=0)
     retry_cap_s: float = Field(default=60.0, ge=0)
     """Wait before the next attempt after an infrastructure fault: doubles from base to cap."""
     dispatch_batch: int = Field(default=1000, ge=1)
-    """Tasks admitted in one transaction."""
+    """Maximum tasks admitted in one transaction."""
     dispatch_order: Literal["fair", "fifo"] = "fair"
-    """After the priority: weighted fair share between users, or first come first served for all (the paper's)."""
+    """Order after priority: weighted fair share between users, or first come first served for all (the paper's)."""
     audit_s: float = Field(default=60.0, gt=0)
-    """Between two audits of the ledger's invariants."""
+    """Interval of the audits of the ledger's invariants."""
 
     # --- Model endpoint -------------------------------------------------------------------------------------------
     model_base_url: str | None = None
     """OpenAI-compatible base URL of the engine for models that have no route of their own; None: there is none."""
     model_api_key_env: str = "OPENAI_API_KEY"
-    """Name of the variable that holds the key; only the gateway's process needs to have it."""
+    """Name of the variable that holds the key; only the gateway's process needs it."""
     shared_installation: bool = False
-    """Several people submit who do not trust each other: only registered URLs of models are called."""
+    """Users do not trust each other: only registered URLs of models are called."""
     replay_port: int = Field(default=8765, ge=1, le=65535)
-    """Where this host's replay engine listens, at `bind`."""
+    """Port of this host's replay engine, at `bind`."""
     replay_url: str | None = None
-    """Base URL (with /v1) of a replay engine elsewhere; None: this host's own."""
+    """Base URL (with /v1) of a replay engine on another host; None: this host's own."""
     replay_scripts: Annotated[tuple[Path, ...], NoDecode] = ()
-    """More folders of replay scripts beside the demo's; separated by `:` in the environment."""
+    """Folders of replay scripts in addition to the demo's; separated by `:` in the environment."""
     model_timeout_s: float = Field(default=120.0, gt=0)
-    """One model call, as the engine may take it; what limits make it wait is not counted."""
+    """Timeout of one model call at the engine; time spent waiting for limits is not counted."""
     gateway_url: Annotated[tuple[str, ...], NoDecode] = ()
-    """Base URL (without /v1) at which workers reach the model gateway, or several, separated by commas: each attempt
-    keeps to one of them. Empty: those of this host's stack."""
+    """Base URL (without /v1) of the model gateway for workers, or several, separated by commas: each attempt uses one
+    of them throughout. Empty: the gateways of this host's stack."""
     gateway_port: int = Field(default=8766, ge=1, le=65535)
-    """Where this host's first gateway listens, at `bind`."""
+    """Port of this host's first gateway, at `bind`."""
     gateways: int = Field(default=1, ge=1, le=16)
-    """Gateways of this host's stack, each a process on a port of its own, from `gateway_port` on."""
+    """Number of gateways of this host's stack, each a process with its own port, from `gateway_port` on."""
     gateway_patience_s: float = Field(default=300.0, gt=0)
-    """How long a call waits for a limit or a busy engine before it is refused."""
+    """Time that a call waits for a limit or a busy engine before it is refused."""
     probe_tolerance: float = Field(default=1e-3, gt=0)
-    """How far log-probabilities of a probe may be off when a version of a policy is published."""
+    """Maximum deviation of a probe's log-probabilities when a version of a policy is published."""
     model_prices: Path | None = None
-    """YAML file of prices per million tokens by model, before those that are known; see docs/howto/models.md."""
+    """YAML file of prices per million tokens by model; overrides the known prices. See docs/howto/models.md."""
     agent_manifests: Annotated[tuple[Path, ...], NoDecode] = ()
-    """Manifests of agents that live outside this repository; separated by `:` in the environment."""
+    """Manifests of agents outside this repository; separated by `:` in the environment."""
     swe_agent_source: str | None = None
-    """URL@REF from which git clones SWE-agent: it is on no package index; see docs/howto/agents.md."""
+    """URL@REF from which git clones SWE-agent: no package index has it; see docs/howto/agents.md."""
     ready_tools: Path | None = None
-    """Folder of frameworks that are installed already and never written to, such as those of the worker image."""
+    """Read-only folder of frameworks that are already installed, such as those of the worker image."""
 
-    # --- Flower and beat ------------------------------------------------------------------------------------------
+    # --- Servers, hosts and beat ----------------------------------------------------------------------------------
     bind: str = "127.0.0.1"
-    """Address that our servers listen on."""
+    """Address on which our servers listen."""
     flower_port: int = Field(default=5555, ge=1, le=65535)
-    """Where Flower listens, at `bind`."""
+    """Port of Flower, at `bind`."""
     flower_user: str = "megaflow"
-    """Whom Flower lets in, with `flower_password`."""
+    """User name for Flower, used with `flower_password`."""
     flower_password: SecretStr | None = None
-    """None: one is made at `megaflow up` and kept in `home`, readable by the owner alone."""
+    """Password for Flower; None: `megaflow up` generates one in `home`, readable only by the owner."""
     web_port: int = Field(default=8768, ge=1, le=65535)
-    """Where the web server listens, at `bind`: pages and the HTTP API."""
+    """Port of the web server (pages and HTTP API), at `bind`."""
     web_url: str | None = None
-    """How browsers reach it from elsewhere, such as `https://megaflow.example.org`; None: `bind` and `web_port`."""
+    """URL of the web server for browsers elsewhere (`https://megaflow.example.org`); None: `bind` and `web_port`."""
     web_proxies: Annotated[tuple[str, ...], NoDecode] = ()
-    """Networks of proxies whose X-Forwarded-For says who asks. None: all behind one share the rate of strangers."""
+    """Networks of proxies whose X-Forwarded-For is trusted. None: all clients behind a proxy share one rate limit."""
     experience_token: SecretStr | None = Field(default=None, min_length=16)
-    """What `megaflow experience serve` asks of trainers; None: one is made and kept in `home`/run."""
+    """Token that `megaflow experience serve` requires of trainers; None: one is generated in `home`/run."""
     join_settings: Path | None = None
-    """File of lines NAME=VALUE that machines get beside their accounts when they join; see docs/howto/cluster.md."""
+    """File of lines NAME=VALUE that machines get with their accounts when they join; see docs/howto/cluster.md."""
     host_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
-    """What this host is called among those that share a ledger; None: its own name."""
+    """Name of this host among those that share a ledger; None: its host name."""
     host_class: str = "standard"
-    """Resource class of the pool and the grader of a machine that joined."""
+    """Resource class of the pool and the grader on a machine that joined."""
     joined: bool = False
     """This machine joined an installation: `megaflow up` starts a pool and a grader, and nothing else."""
     server: str | None = None
-    """URL of another machine's web server: commands and clients ask its HTTP API, and need no database of their own."""
+    """URL of another machine's web server: commands and clients use its HTTP API and need no database of their own."""
     token: SecretStr | None = None
-    """What it asks of clients: `megaflow users add` makes one there."""
+    """Token for that web server; `megaflow users add` creates one there."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
-    """Where the control worker shows metrics in Prometheus' text format, at `bind`; 0: nowhere."""
+    """Port of the control worker's metrics in Prometheus' text format, at `bind`; 0: not served."""
     traces_url: str | None = None
-    """A collector's receiver of OpenTelemetry traces over HTTP, such as `http://collector:4318/v1/traces`: it gets each
-    ended attempt; None: traces are not sent. Needs the extra `traces`."""
+    """URL of an OpenTelemetry collector's trace receiver over HTTP, such as `http://collector:4318/v1/traces`: it gets
+    every ended attempt; None: no traces are sent. Needs the extra `traces`."""
     schedule_tick_s: float = Field(default=5.0, gt=0)
-    """Between two ticks of beat; a due time that is up to three ticks old is not missed."""
+    """Interval of beat's ticks; a due time up to three ticks old is not missed."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """What the programs' logs, in `home`/logs, begin with."""
+    """Lowest level that the programs log, in `home`/logs."""
 
     @model_validator(mode="before")
     @classmethod
     def _said_nothing(cls, values: dict[str, object]) -> dict[str, object]:
-        """An empty value of what may be left out leaves it out: a compose file passes an unset variable on as empty."""
+        """Drops empty values of optional settings: a compose file passes an unset variable on as empty."""
         absent = {name for name, field in cls.model_fields.items() if field.default is None}
         return {name: value for name, value in values.items() if not (value == "" and name in absent)}
 
@@ -311,14 +311,13 @@ class Settings(ProviderSettings):
         refuse_unknown(os.environ, type(self).model_fields)
 
     def variables(self) -> dict[str, str]:
-        """The `MEGAFLOW_*` variables from which another process builds the same settings. Holds secrets."""
+        """Returns the `MEGAFLOW_*` variables from which another process builds the same settings. They hold secrets."""
         names = (self.model_fields_set - _OF_CLIENTS) | {"home", "installation"}
         return {PREFIX + name.upper(): as_text(value) for name in names if (value := getattr(self, name)) is not None}
 
-    # --- Derived --------------------------------------------------------------------------------------------------
     @property
     def in_cluster(self) -> bool:
-        """Whether environments may be pods: only then is the cluster asked for what is left there."""
+        """Whether environments may be pods; otherwise the cluster is not checked for leftover pods."""
         return self.kubernetes_environments is not None
 
     @property
@@ -350,61 +349,61 @@ class Settings(ProviderSettings):
         return self.broker_url is None
 
     def database(self) -> str:
-        """libpq URL of the database."""
+        """Returns the libpq URL of the database."""
         if self.database_url is not None:
             return self.database_url.get_secret_value()
         return f"postgresql://postgres@/megaflow?host={self.postgres_socket_dir}"
 
     def broker(self) -> str:
-        """kombu URL of the broker."""
+        """Returns the kombu URL of the broker."""
         if self.broker_url is not None:
             return self.broker_url.get_secret_value()
         return f"redis+socket://{self.redis_socket}"
 
     def redis(self) -> str:
-        """redis-py URL of the same server."""
+        """Returns the redis-py URL of the same server."""
         return self.broker().replace("redis+socket://", "unix://", 1)
 
     def artifacts(self) -> str:
         return self.artifacts_url or f"file://{self.home / 'artifacts'}"
 
     def replay_endpoint(self) -> str:
-        """Base URL of the replay engine, which answers for the models `replay` and `replay:NAME`."""
+        """Returns the base URL of the replay engine, which serves the models `replay` and `replay:NAME`."""
         return self.replay_url or f"http://{reached(self.bind)}:{self.replay_port}/v1"
 
     def host(self) -> str:
-        """What this host is called among those that share a ledger."""
+        """Returns the name of this host among those that share a ledger."""
         return self.host_name or socket.gethostname()
 
     def web_base(self) -> str:
-        """URL of the web server, without a slash at its end."""
+        """Returns the URL of the web server, without a slash at its end."""
         return (self.web_url or f"http://{self.bind}:{self.web_port}").rstrip("/")
 
     def gateway_ports(self) -> tuple[int, ...]:
-        """Ports of this host's own gateways."""
+        """Returns the ports of this host's own gateways."""
         return () if self.gateway_url else tuple(range(self.gateway_port, self.gateway_port + self.gateways))
 
     def gateway_bases(self) -> tuple[str, ...]:
-        """Base URLs of all model gateways, without /v1."""
+        """Returns the base URLs of all model gateways, without /v1."""
         return self.gateway_url or tuple(f"http://{reached(self.bind)}:{port}" for port in self.gateway_ports())
 
     def gateway_of(self, attempt: UUID) -> str:
-        """The one that serves this attempt, for all of its calls: it keeps the attempt's account.
+        """Returns the gateway for all calls of an attempt; that gateway keeps the attempt's account.
 
-        By weight of the hash, so that another one more, or one less, moves no attempt between those that stay.
+        Chosen by hash weight: adding or removing a gateway moves no attempt between the gateways that stay.
         """
         return max(self.gateway_bases(), key=lambda base: hashlib.sha256(attempt.bytes + base.encode()).digest())
 
     def grading_pool(self) -> int:
-        """Graders of a resource class at once."""
+        """Returns the maximum number of graders of a resource class."""
         return self.grading_instances or max(1, (os.cpu_count() or 1) // 2)
 
     def grading_capacity(self) -> int:
-        """Gradings of a resource class at once, as far as the pool may grow."""
+        """Returns the maximum number of simultaneous gradings of a resource class, with the pool fully grown."""
         return self.grading_pool() * self.grading_slots
 
     def capacity(self) -> int:
-        """Ephemeral instances at once on this host."""
+        """Returns the maximum number of ephemeral instances on this host."""
         if self.ephemeral_capacity:
             return self.ephemeral_capacity
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -412,19 +411,19 @@ class Settings(ProviderSettings):
         return max(1, min(64, 25 * (os.cpu_count() or 1), by_memory))
 
     def secret(self, name: str) -> SecretStr | None:
-        """The value of the environment variable `name`, or None. Never logged."""
+        """Returns the value of the environment variable `name`, or None. Never logged."""
         value = os.environ.get(name)
         return SecretStr(value) if value else None
 
 
 def host_file(home: Path) -> Path:
-    """Where a machine that joined has its variables."""
+    """Returns the file with the variables of a machine that joined."""
     return home / "host.env"
 
 
 @lru_cache(maxsize=1)
 def load() -> Settings:
-    """The settings of this process, read once; a machine that joined has a file for what the environment leaves out."""
+    """Reads the settings of this process once; a joined machine's file supplies what the environment leaves out."""
     file = host_file(Path(os.environ.get(f"{PREFIX}HOME") or Path.home() / ".megaflow"))
     if file.is_file():
         for name, value in dotenv_values(file, interpolate=False).items():
@@ -434,7 +433,7 @@ def load() -> Settings:
 
 @contextmanager
 def given(**values: str | None) -> Iterator[None]:
-    """For the block, these settings are as given, for this process and those that it starts; None changes nothing."""
+    """Overrides settings within the block, for this process and those that it starts; None changes nothing."""
     names = {PREFIX + name.upper(): value for name, value in values.items() if value is not None}
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(names)

@@ -1,4 +1,4 @@
-"""How settings are written as variables, what is said of those that are wrong, and what a home keeps once."""
+"""Formats and checks settings, explains invalid ones, and reads the name of a home."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PREFIX = "MEGAFLOW_"
 
 
 def as_text(value: object) -> str:
-    """As it is read from a variable."""
+    """Formats a setting's value as an environment variable has it."""
     match value:
         case SecretStr():
             return value.get_secret_value()
-        case tuple():  # folders and files are split at colons, names and URLs at commas
+        case tuple():  # colons separate paths, commas separate names and URLs
             return (":" if any(isinstance(part, Path) for part in value) else ",").join(map(str, value))
         case dict():
             return json.dumps(value)
@@ -44,16 +44,16 @@ def is_base(url: str) -> bool:
 
 
 def reached(bind: str) -> str:
-    """The host in a URL by which this machine reaches what listens on an address."""
+    """Returns the host by which this machine reaches a server that listens on the address `bind`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
     return f"[{host}]" if ":" in host else host
 
 
 def explain(error: ValidationError) -> str:
-    """What is wrong with which variable; the value is not shown, it may be a secret."""
+    """Formats which variables are wrong and why. Values are not shown: they may be secrets."""
     own = [e for e in error.errors() if e["loc"] and e["type"] != "default_factory_not_called"]
-    found = [f"{PREFIX}{str(e['loc'][0]).upper()}: {explained(e)}" for e in own]
-    return f"settings are wrong: {'; '.join(found)}."
+    problems = [f"{PREFIX}{str(e['loc'][0]).upper()}: {explained(e)}" for e in own]
+    return f"settings are wrong: {'; '.join(problems)}."
 
 
 def refuse_unknown(environ: Mapping[str, str], fields: Iterable[str]) -> None:
@@ -62,43 +62,45 @@ def refuse_unknown(environ: Mapping[str, str], fields: Iterable[str]) -> None:
     unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
     if unknown:
         near = {name: get_close_matches(name, known, n=1) for name in unknown}
-        meant = [f"did you mean {found[0]}?" for found in near.values() if found]
+        meant = [f"did you mean {matches[0]}?" for matches in near.values() if matches]
         hint = " ".join(meant) if len(meant) == len(unknown) else f"known: {', '.join(sorted(known))}"
         raise SettingsInvalid(f"unknown settings {', '.join(unknown)}; {hint}")
 
 
 def keep_once(file: Path, text: str, *, least: int = 16, mode: int = 0o600) -> str:
-    """What `file` holds; `text`, when there is none or less than `least`, as its maker was killed. Raises: OSError."""
+    """Reads `file`; replaces it by `text` if it has under `least` characters (its writer died). Raises: OSError."""
     with suppress(FileNotFoundError):
-        if len(kept := file.read_text()) >= least:
-            return kept
+        if len(content := file.read_text()) >= least:
+            return content
         file.unlink()
-    made = file.with_name(f"{file.name}.{os.getpid()}")
-    write_private(made, text, mode)
+    temporary = file.with_name(f"{file.name}.{os.getpid()}")
+    write_private(temporary, text, mode)
     with suppress(FileExistsError):  # another process was faster
-        os.link(made, file)
-    made.unlink()
+        os.link(temporary, file)
+    temporary.unlink()
     return file.read_text()
 
 
 def write_private(file: Path, text: str, mode: int = 0o600) -> None:
-    """Write a file anew, for its owner alone. Raises: OSError."""
+    """Replaces a file, by default readable only by its owner. Raises: OSError."""
     file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as made:
-        made.write(text)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as stream:
+        stream.write(text)
 
 
 def name_file(home: Path) -> Path:
-    """Where a home has its name from its first `megaflow up` on."""
+    """Returns the file with a home's name; the first `megaflow up` writes it."""
     return home / "installation"
 
 
 def name_of(home: Path) -> str:
-    """What a home's installation is called when nothing else is said: after its folder, and no two folders alike.
+    """Returns an installation's default name: derived from the path of its home, so different for each home.
 
-    A stack's log without the file is of a version that called every home `default`.
+    A stack's log without the name file is from a version that named every home `default`.
     """
-    used = os.path.isfile(home / "logs" / "supervisord.log")  # looked at first: a new home gets the file before its log
+    used = os.path.isfile(
+        home / "logs" / "supervisord.log"
+    )  # checked first: a new home gets its name file before its log
     with suppress(OSError):
         if name := name_file(home).read_text().strip():
             return name

@@ -1,4 +1,4 @@
-"""Tells attempts to stop and instances to drain, by a message over Redis; leases are the fallback."""
+"""Signals attempts to stop and instances to drain, by a Redis message; lease renewal is the fallback."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def _channel(settings: Settings) -> str:
 
 
 def nudge(settings: Settings, ids: Sequence[UUID]) -> None:
-    """Have workers look at once: attempts that must stop, instances that drain.
+    """Makes workers check at once for attempts that must stop and instances that drain.
 
-    Does nothing when Redis is away: the lease's renewal says the same.
+    Does nothing when Redis is away: the next lease renewal carries the same information.
     """
     if not ids:
         return
@@ -28,20 +28,20 @@ def nudge(settings: Settings, ids: Sequence[UUID]) -> None:
         redis.Redis.from_url(settings.redis(), socket_connect_timeout=2) as client,
         client.pipeline(transaction=False) as pipeline,
     ):
-        for named in ids:
-            pipeline.publish(_channel(settings), str(named))
+        for identity in ids:
+            pipeline.publish(_channel(settings), str(identity))
         pipeline.execute()
 
 
 class StopListener:
-    """A Redis subscription that comes back by itself; deaf while Redis is away."""
+    """Redis subscription that reconnects by itself. Messages sent while Redis is away are lost."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._pubsub: redis.client.PubSub | None = None
 
     def listen(self, timeout_s: float) -> list[UUID]:
-        """Attempts named within `timeout_s`."""
+        """Returns the ids published within `timeout_s`: attempts or instances."""
         try:
             if self._pubsub is None:
                 client = redis.Redis.from_url(self._settings.redis(), socket_connect_timeout=2)

@@ -1,4 +1,4 @@
-"""Opens files of untrusted folders (tasks, datasets, build contexts); no link leads out of them."""
+"""Opens files of untrusted folders (tasks, datasets, build contexts). No link can lead out of the folder."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from app.errors import SpecInvalid
 
 MAX_BYTES = 16 << 20
-"""Of one file that is read whole: instructions, recipes, compose files."""
+"""Size limit in bytes of a file that is read whole: instructions, recipes, compose files."""
 
 
 def inside(root: Path, path: Path) -> Path:
-    """The path with all links followed, in the folder `root`; it need not exist. A link within the folder is fine.
+    """Resolves all links of a path and checks that it stays in the folder `root`. The path need not exist.
 
-    Raises: SpecInvalid: it leads out of the folder, or in a circle.
+    Links within the folder are fine. Raises: SpecInvalid: the path leads out of the folder, or in a circle.
     """
     try:
         real = path.resolve()
@@ -28,12 +28,12 @@ def inside(root: Path, path: Path) -> Path:
 
 
 def read_inside(root: Path, path: Path, *, most: int = MAX_BYTES) -> bytes:
-    """The content of a regular file in the folder `root`.
+    """Reads a regular file in the folder `root`.
 
-    Links are resolved first and the result is opened without following any, part by part, so that a link put there
-    meanwhile fails.
+    Links are resolved first. The result is then opened part by part without following links, so a link created
+    in between makes the open fail.
 
-    Raises: SpecInvalid: as `inside`, no regular file, or more than `most` bytes; OSError: it cannot be read.
+    Raises: SpecInvalid: as `inside`, not a regular file, or more than `most` bytes; OSError: it cannot be read.
     """
     real = inside(root, path)
     parts = real.relative_to(root.resolve()).parts
@@ -48,8 +48,8 @@ def read_inside(root: Path, path: Path, *, most: int = MAX_BYTES) -> bytes:
     finally:
         os.close(folder)
     with open(handle, "rb") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise SpecInvalid(f"{path}: expected a regular file; found a folder, a pipe or a device")
         content = file.read(most + 1)
     if len(content) > most:
@@ -58,7 +58,7 @@ def read_inside(root: Path, path: Path, *, most: int = MAX_BYTES) -> bytes:
 
 
 def read_text_inside(root: Path, path: Path, *, errors: str = "strict") -> str:
-    """The same as text. Raises: as `read_inside`; SpecInvalid: it is not UTF-8 and `errors` is strict."""
+    """Reads the file as text. Raises: as `read_inside`; SpecInvalid: it is not UTF-8 and `errors` is strict."""
     try:
         return read_inside(root, path).decode("utf-8", errors)
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Words for people about results and times, for the command line and the pages. No I/O."""
+"""Formats results and times for the command line and the web pages. No I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u
 
 
 def clean(text: str) -> str:
-    """Without what steers a terminal: escape sequences, control and bidirectional characters; lines and tabs stay."""
+    """Removes terminal escape sequences, control and bidirectional characters; line breaks and tabs stay."""
     return _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 
@@ -37,29 +37,29 @@ _SPANS: tuple[tuple[str, Phase, Phase], ...] = (
 
 
 STEPS = tuple(name for name, _, _ in _SPANS)
-"""What `spans` has seconds of, in order."""
+"""Names of the steps that `spans` returns, in order."""
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 task`, `2 tasks`."""
+    """Formats a count with its noun: `1 task`, `2 tasks`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def spans(attempt: AttemptRecord) -> dict[str, float]:
-    """Seconds by station; a station that was not passed is left out."""
+    """Returns the seconds of each step; a step that the attempt did not pass is omitted."""
     phases = attempt.phases
-    found = {
+    seconds = {
         name: (phases[end] - phases[begin]).total_seconds()
         for name, begin, end in _SPANS
         if begin in phases and end in phases
     }
-    if "grade" in found and Phase.GRADING_STARTED in phases:  # apart: without the way there
-        found["grade"] = (phases[Phase.GRADED] - phases[Phase.GRADING_STARTED]).total_seconds()
-    return found
+    if "grade" in seconds and Phase.GRADING_STARTED in phases:  # graded apart: exclude hand-over and queue
+        seconds["grade"] = (phases[Phase.GRADED] - phases[Phase.GRADING_STARTED]).total_seconds()
+    return seconds
 
 
 def limit_lines(attempt: AttemptRecord) -> list[str]:
-    """The environment's size, and whom the kernel killed, refused or held up for it, in words."""
+    """Describes the environment's size, and which of its processes the kernel killed, refused or throttled."""
     memory, processes, cpu = (attempt.environment.get(name, {}) for name in ("memory", "processes", "cpu"))
     sizes = attempt.environment.get("resources")
     lines = [f"resources: {Resources.model_validate(sizes).label}"] if sizes else []
@@ -82,18 +82,18 @@ def _killed_line(where: str, told: dict[str, Any]) -> list[str]:
 
 
 def _by_stage(counts: dict[str, float]) -> tuple[float, str] | None:
-    """How many in all, and the stages that had any; None where there were none."""
-    told = ", ".join(f"{count} in {stage}" for stage, count in counts.items() if count)
-    return (sum(counts.values()), f"({told})") if told else None
+    """Returns the total and the stages that had any; None when there were none."""
+    stages = ", ".join(f"{count} in {stage}" for stage, count in counts.items() if count)
+    return (sum(counts.values()), f"({stages})") if stages else None
 
 
 def short_id(identity: UUID) -> str:
-    """The end of an id, which every command takes: the beginnings of ids made together are alike."""
+    """Returns the end of an id, which every command accepts: ids made together begin alike."""
     return str(identity)[-12:]
 
 
 def solved(status: RunStatus) -> str:
-    """`5/6` of the scored, `(1 suspect)` among them, and apart from them those with scripted answers."""
+    """Formats the solved count: `5/6` scored, of them `(1 suspect)`; tasks with scripted answers are counted apart."""
     scored = f"{status.resolved}/{status.scored}" if status.scored or not status.scripted else ""
     if status.suspect:
         scored += f" ({status.suspect} suspect)"
@@ -102,13 +102,13 @@ def solved(status: RunStatus) -> str:
 
 
 def grading_cost(seconds: float | None, usd: float | None) -> str:
-    """How long verifiers worked, and what that cost; empty: it is not known."""
+    """Formats how long verifiers worked and what that cost; empty when unknown."""
     cost = "" if usd is None else f", ${usd:,.4f}"
     return "" if seconds is None else f"{lasted(seconds)}{cost}"
 
 
 def lasted(seconds: float) -> str:
-    """`0.25s`, `48s`, `3m12s`, `2h05m`, `3d02h`: two units at most."""
+    """Formats a duration: `0.25s`, `48s`, `3m12s`, `2h05m`, `3d02h`, with two units at most."""
     if seconds < 10:
         return f"{max(0.0, seconds):.2f}s"
     whole = round(seconds)
@@ -119,7 +119,7 @@ def lasted(seconds: float) -> str:
 
 
 def states(status: RunStatus) -> str:
-    """`3 running, 8 succeeded`; what was superseded apart from the other cancelled ones."""
+    """Formats the counts by state: `3 running, 8 succeeded`; superseded tasks are counted apart from cancelled ones."""
     counts = dict(status.states)
     if status.superseded:
         counts["superseded"] = status.superseded
@@ -128,7 +128,7 @@ def states(status: RunStatus) -> str:
 
 
 def summary(status: RunStatus, interval: str = "") -> str:
-    """The score with its denominator and its interval, and what the infrastructure lost."""
+    """Formats the score with its denominator and interval, and the tasks lost to the infrastructure."""
     lost = status.ended - status.scored - status.scripted - status.superseded
     mean = "-" if status.mean_reward is None else f"{status.mean_reward:.3f}"
     loss = f"; {lost} of {status.total} not scored" if lost else ""
@@ -144,7 +144,7 @@ def summary(status: RunStatus, interval: str = "") -> str:
 
 
 def outcome(result: TaskResult) -> str:
-    """How it ended and why, on one line."""
+    """Describes on one line how a task ended and why."""
     last = result.attempt
     if result.verdict is not None and result.reward is not None:
         scripted = ", by scripted answers" if result.scripted else ""
