@@ -26,8 +26,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 class _ByFile(LoadFileScheduling):
-    """Each file goes to one process, but for acceptance tests, which share a whole system, in two halves, and attacks on
-    grading, which share nothing and take long."""
+    """Sends each file to one process. Acceptance tests, which share a whole system, go in two halves. Attacks on
+    grading, which share nothing and take long, go one by one.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)

@@ -49,7 +49,7 @@ def _kill(ground: Ground, what: str) -> bool:
 
 
 def _kill_worker(ground: Ground) -> bool:
-    with suppress(psutil.Error, KeyError):
+    with suppress(psutil.Error, KeyError, ProcessLookupError):  # it may end meanwhile
         if workers := psutil.Process(ground.programs.pids["launcher"]).children():
             os.kill(random.choice(workers).pid, signal.SIGKILL)
             return True
