@@ -95,9 +95,6 @@ def parameters(settings: Settings, *, recent_s: float = _RECENT_S) -> dict[str, 
     }
 
 
-# --- Looking --------------------------------------------------------------------------------------------------------
-
-
 def look(
     database: Database, settings: Settings, memory: Memory | None = None, *, recent_s: float = _RECENT_S
 ) -> AuditResult:
@@ -194,9 +191,6 @@ def _no_capacity(
         return []
     means = f"tasks wait for a class without capacity for them; e.g. `megaflow classes set {STANDARD} --ephemeral 4`"
     return [AuditFinding("line.without_capacity", Severity.WARNING, means, len(closed), tuple(closed[:SHOWN]))]
-
-
-# --- Mending --------------------------------------------------------------------------------------------------------
 
 
 def repair(database: Database, settings: Settings, seen: AuditResult, retry: RetryPolicy) -> tuple[AuditFinding, ...]:

@@ -98,9 +98,6 @@ def _or(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-# --- Checking what is asked for -------------------------------------------------------------------------------------
-
-
 def check(connection: Connection, settings: Settings, pairs: Iterable[tuple[Mode, str]]) -> None:
     """Refuse what could never run; a class that passed cannot be removed before the caller's transaction ends.
 
@@ -166,8 +163,6 @@ def _has_own_pool(connection: Connection, name: str) -> bool:
     )
     return connection.execute(statement, {"name": name}).first() is not None
 
-
-# --- Changing classes -----------------------------------------------------------------------------------------------
 
 _LEAST: Mapping[str, tuple[type[int] | type[float], float]] = {
     "cpus": (float, 0.01),

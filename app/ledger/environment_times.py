@@ -101,9 +101,6 @@ def added(one: Mapping[str, PhaseHistogram], more: Sequence[PhaseHistogram]) -> 
     return found
 
 
-# --- Counts ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Measures:
     """Numbers of this moment."""

@@ -82,9 +82,6 @@ class ExperienceCounts:
     lost: int = 0
 
 
-# --- Versions of a policy -------------------------------------------------------------------------------------------
-
-
 def publish(database: Database, policy: str, version: str, weights: str | None = None) -> int:
     """Put a version on record, which is not live yet; its number. Publishing it again gives the same number.
 
@@ -169,9 +166,6 @@ def live_weights(connection: Connection, policy: str) -> str | None:
     statement = "SELECT weights FROM policy_versions WHERE policy = :policy AND state = 'live' ORDER BY number DESC"
     found: str | None = sql(connection, f"{statement} LIMIT 1", {"policy": policy}).scalar()
     return found
-
-
-# --- From attempts to groups ----------------------------------------------------------------------------------------
 
 
 def open_run(database: Database, run: ExperienceRun) -> None:
@@ -292,9 +286,6 @@ UPDATE experience_groups g SET oldest = s.oldest FROM (
     FROM experience_attempts WHERE group_id = :group AND state = 'stored'
 ) s WHERE g.group_id = :group AND g.state = 'ready'
 """)
-
-
-# --- Hand-out -------------------------------------------------------------------------------------------------------
 
 
 def next_batch(

@@ -77,9 +77,6 @@ def _story(row: Row[Any], tries: Sequence[AttemptStory], now: CurrentState | Non
     )
 
 
-# --- What was -------------------------------------------------------------------------------------------------------
-
-
 def queue_of_task(row: Row[Any]) -> QueueKey:
     """The queue that a task (or an aggregate of tasks) waits in."""
     return QueueKey(Mode(row.requested_mode), row.resource_class, row.user_name)
@@ -193,9 +190,6 @@ def _try(attempt: Row[Any], steps: Sequence[PhaseStep]) -> AttemptStory:
     )
 
 
-# --- What a task that has not ended does or waits for at this moment --------------------------------------------------
-
-
 NO_DISPATCHER = "no dispatcher decides: start one with `megaflow up` or `megaflow worker control`"
 
 
@@ -248,8 +242,6 @@ def comes_after(connection: Connection, run_id: UUID) -> str:
     return f"waits for task {found.name} ({found.task_id}), which is {found.state}{others}"
 
 
-# --- In line --------------------------------------------------------------------------------------------------------
-
 _BEFORE = text("""
 SELECT count(*) AS length, count(*) FILTER (WHERE priority > :priority OR priority = :priority AND (
     (attempts > 0) > :again OR (attempts > 0) = :again AND (
@@ -285,8 +277,6 @@ def _place(connection: Connection, row: Row[Any], state: SchedulerState) -> Queu
     others = tuple(OtherUser(other.user_name, other.waiting, state.users[other.user_name]) for other in beside)
     return QueuePosition(own.before + 1, own.length, others)
 
-
-# --- Admitted -------------------------------------------------------------------------------------------------------
 
 _COMING = text("""
 SELECT count(*) FILTER (WHERE state = 'requested') AS requested, count(*) FILTER (WHERE state = 'booting') AS booting,
@@ -325,8 +315,6 @@ def _unclaimed(connection: Connection, attempt: Row[Any], since: datetime) -> Cu
         doing += f"; they usually take {usual:.1f} s"
     return CurrentState(f"{doing}; {message}", since)
 
-
-# --- Running --------------------------------------------------------------------------------------------------------
 
 _HOLDS = text("""
 SELECT mine.limit_name, mine.asked_at, l.capacity,

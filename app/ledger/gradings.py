@@ -38,8 +38,6 @@ class GradingClaim:
     scripted: bool
 
 
-# --- Queued and published ---------------------------------------------------------------------------------------------
-
 _HAND_OVER = text("""
 WITH mine AS MATERIALIZED (
     SELECT id FROM attempts WHERE id = :id AND number = :number AND state = 'running' FOR UPDATE
@@ -202,8 +200,6 @@ def give_back(database: Database, message: WakeUpMessage) -> None:
         events.wake_dispatcher(connection)
 
 
-# --- Claimed ----------------------------------------------------------------------------------------------------------
-
 # The claim of an instance is found again by that instance: an answer may be lost on its way.
 _CLAIM = text("""
 WITH free AS MATERIALIZED (
@@ -251,8 +247,6 @@ def claim(database: Database, message: WakeUpMessage, instance_id: UUID, *, leas
     result = AgentResult.model_validate(row.submission)
     return GradingClaim(claimed, result, row.environment, row.waits, row.scripted)
 
-
-# --- Put back ---------------------------------------------------------------------------------------------------------
 
 _LOCK = text(
     "SELECT id, gradings FROM attempts WHERE id = ANY(CAST(:ids AS uuid[])) AND state = 'grading'"

@@ -30,9 +30,6 @@ _ROUNDS = 20
 """So far down a graph a failure goes in one pass; the rest in the next."""
 
 
-# --- Accepting ------------------------------------------------------------------------------------------------------
-
-
 def check(connection: Connection, user_name: str, upstream: ComesAfter) -> None:
     """Raises: UnknownName: a task that is unknown, or not the user's."""
     known = sql(
@@ -74,8 +71,6 @@ def check_same(connection: Connection, run_id: UUID, upstream: ComesAfter, key: 
             f" expected the same again or a new key"
         )
 
-
-# --- Releasing and cancelling what waits ------------------------------------------------------------------------------
 
 _ENDED = text(
     "SELECT id, state FROM tasks WHERE has_dependents AND state IN ('succeeded', 'failed', 'cancelled')"
@@ -186,8 +181,6 @@ def look_again(database: Database, task_ids: Sequence[UUID]) -> int:
         return len(free) + settle(connection, max(1, len(task_ids)))
 
 
-# --- A person cancels, or tries again ---------------------------------------------------------------------------------
-
 # Before it is asked: what has ended by itself is no root.
 _DOWNSTREAM = text("""
 WITH RECURSIVE below AS (
@@ -263,9 +256,6 @@ def to_retry(connection: Connection, task_ids: Sequence[UUID]) -> list[UUID]:
     while held := {row.run_id for row in over if row.on_task not in kept} & set(kept.values()):
         kept = {task_id: run_id for task_id, run_id in kept.items() if run_id not in held}
     return list(kept)
-
-
-# --- What a task waits for, and gets ----------------------------------------------------------------------------------
 
 
 class WaitedFor(NamedTuple):

@@ -27,8 +27,6 @@ ImageKey = Callable[[EnvironmentSpec], str]
 """What hosts call an environment's image."""
 
 
-# --- What hosts report ------------------------------------------------------------------------------------------------
-
 _REPORT = text("""
 WITH gone AS (
     DELETE FROM host_images WHERE host = :host AND image <> ALL(CAST(:images AS text[]))
@@ -81,8 +79,6 @@ def where(connection: Connection, images: Collection[str]) -> dict[str, set[str]
     return dict(found)
 
 
-# --- Where there is room ----------------------------------------------------------------------------------------------
-
 _FREE = text("""
 WITH standing AS MATERIALIZED (
     SELECT id, host, slots FROM instances
@@ -121,8 +117,6 @@ def any_host_will_do(connection: Connection) -> bool:
     modes = [mode for mode in Mode if mode is not Mode.PERSISTENT]
     return all(connection.execute(others, {"mode": mode.value}).first() is None for mode in modes)
 
-
-# --- What tasks need --------------------------------------------------------------------------------------------------
 
 # Only the environment leaves the server: the rest of a spec may be a large patch.
 _ENVIRONMENTS = text(
@@ -181,8 +175,6 @@ class ImagesOfTasks:
         images = {digest: self._key(environment) for digest, environment in found.items()}
         return {task_id: images.get(digest, "") for task_id, digest in digests.items()}
 
-
-# --- Ended instances, and which host says that nothing of them is left ------------------------------------------------
 
 # Every host looks at what exists there, and the host of an instance says that it was swept; for one whose host is not
 # known, or no longer reports, the host of the control plane's leader does.

@@ -49,9 +49,6 @@ class HostSecrets:
     """What it leaves with."""
 
 
-# --- Tokens ---------------------------------------------------------------------------------------------------------
-
-
 def invite(database: Database, *, name: str = "", expires_s: float = EXPIRES_S, instance_id: UUID | None = None) -> str:
     """A token by which one machine may join, once. It is returned here and never again.
 
@@ -151,8 +148,6 @@ def _free_name(connection: Connection, name: str, end: str) -> str:
     )
     return name if sql(connection, taken, values).first() is None else f"{name[:50]}-{end}"
 
-
-# --- Who is in ------------------------------------------------------------------------------------------------------
 
 _HOSTS = (
     "SELECT j.id, j.name, j.account, j.instance_id, j.joined_at, j.left_at FROM joined_hosts j WHERE j.left_at IS NULL"

@@ -71,9 +71,6 @@ def everybody(name: str) -> str:
     return name.partition(":")[0] + f":{EVERY}"
 
 
-# --- Changing limits ------------------------------------------------------------------------------------------------
-
-
 def set_limit(database: Database, name: str, capacity: float) -> None:
     """In force at once: holders keep their places, and no more are granted until use is below. 0 grants none.
 
@@ -127,9 +124,6 @@ def capacities(connection: Connection, prefix: str) -> dict[str, int]:
     """What has been set, for limits whose name begins so."""
     rows = sql(connection, "SELECT name, capacity FROM limits WHERE starts_with(name, :prefix)", {"prefix": prefix})
     return {row.name: int(row.capacity) for row in rows}
-
-
-# --- Showing --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,9 +143,6 @@ def cell_at(database: Database, run_id: UUID, index: int, number: int) -> Row[An
     return database.sql(statement, {"run": run_id, "index": index, "number": number}).first()
 
 
-# --- The fleet ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class WaitingQueue:
     """A queue with what keeps it waiting. `oldest`: when its longest-waiting task was accepted."""

@@ -231,9 +231,6 @@ def _read(row: Row[*tuple[Any, ...]]) -> ModelReplica:
     return ModelReplica(**values | read)
 
 
-# --- What may be written --------------------------------------------------------------------------------------------
-
-
 def check_variable(name: str) -> None:
     """Raises: LimitInvalid: this cannot be the name of a variable with an engine's key. The name is not shown."""
     if not _VARIABLE.fullmatch(name):
@@ -285,8 +282,6 @@ def plain_url(url: str) -> str:
         )
     return normal_url(url)
 
-
-# --- What a submission may name: a key goes only to the URLs that were registered with it ----------------------------
 
 _NAME_MOST = 60
 

@@ -124,8 +124,6 @@ def _limits(limits: Limits) -> ModelLimits:
     )
 
 
-# --- Control tokens: prove to a gateway that its caller may write to this database; good once, for a minute -----------
-
 _EXPIRED = text("DELETE FROM control_tokens WHERE expires_at < clock_timestamp()")
 _ADD = text("INSERT INTO control_tokens VALUES (:digest, clock_timestamp() + interval '1 minute')")
 _USE = text(

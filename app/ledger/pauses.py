@@ -115,9 +115,6 @@ def _waiting(connection: Connection, run_id: UUID) -> int:
     return int(sql(connection, statement, {"run": run_id}).scalar_one())
 
 
-# --- Budgets of runs: a run that has spent its money for model calls is paused ----------------------------------------
-
-
 _SPENT = text("""
 SELECT r.id, r.budget_usd, s.spent FROM runs r
 CROSS JOIN LATERAL (SELECT coalesce(sum(c.cost_usd), 0) AS spent FROM model_calls c WHERE c.run_id = r.id) s

@@ -151,8 +151,6 @@ def live_of_models(connection: Connection, models: Collection[str]) -> Counter[s
     return Counter({row.model: row.live for row in rows})
 
 
-# --- Pools in which most of what ran lately failed --------------------------------------------------------------------
-
 LEAST_TASKS = 3
 """Different tasks that failed: one that fails again and again says nothing about its pool."""
 
@@ -182,8 +180,6 @@ def failing_pools(connection: Connection, resource_classes: Collection[str], wit
     values = {"classes": list(resource_classes), "s": within_s, "least": LEAST_TASKS}
     return frozenset(connection.execute(_FAILING, values).scalars())
 
-
-# --- What is on record of it beside the other limits ------------------------------------------------------------------
 
 _HOST_LIMIT = "host-pressure:"
 MODEL_LIMIT = "model-full:"

@@ -59,9 +59,6 @@ def load(connection: Connection) -> Quotas:
     return Quotas({row.user_name: Quota(*row) for row in rows}, {row.user_name: row.spent_usd for row in accounts})
 
 
-# --- Enforcement in the enqueuing transaction -----------------------------------------------------------------------
-
-
 def check_pending(connection: Connection, user_name: str, adding: int) -> None:
     """Refuse `adding` more tasks when the user's waiting ones would exceed the quota; called before they are written.
 
@@ -98,8 +95,6 @@ _PENDING = text(
     " UNION ALL (SELECT 1 FROM tasks WHERE state = 'pending' AND waits AND user_name = :user LIMIT :most)) AS waiting"
 )
 
-
-# --- Changing quotas ------------------------------------------------------------------------------------------------
 
 _WHOLE = ("running", "pending", "instances")
 _FIELDS = ("weight", *_WHOLE, "spend_usd")
@@ -191,9 +186,6 @@ def reset_spent(database: Database, user_name: str) -> float:
         events.append(connection, Fact("account.reset", data={"user": user_name, "spent_usd": spent}))
         events.wake_dispatcher(connection)
         return float(spent)
-
-
-# --- Showing --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,6 @@ class NewResource(NamedTuple):
     created_at: datetime | None = None
 
 
-# --- Writing --------------------------------------------------------------------------------------------------------
-
 _COLUMNS = "engine_id, kind, run_id, task_id, attempt_id, instance_id, created_at"
 _THINGS = (
     f"SELECT {_COLUMNS} FROM unnest(CAST(:ids AS text[]), CAST(:kinds AS text[]), CAST(:runs AS uuid[]),"  # noqa: S608
@@ -153,9 +151,6 @@ def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple
     """
     rows = database.sql(_IN_SIGHT, {"host": host, "control": control})
     return [(row.engine_id, ObjectKind(row.kind)) for row in rows]
-
-
-# --- Reading --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +316,6 @@ def _counts(instances: Sequence[InstanceLine], objects: Sequence[ObjectLine]) ->
         if made[kind] or kind == "instance"
     }
 
-
-# --- Once per run ---------------------------------------------------------------------------------------------------
 
 _ISSUE = 73055
 """Advisory lock for issuing receipts: a run gets one."""

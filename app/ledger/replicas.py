@@ -207,9 +207,6 @@ def _add(connection: Connection, group: _LockedGroup, count: int, why: Why) -> N
     events.wake_dispatcher(connection)
 
 
-# --- What no end of an attempt tells ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class NoticesDue:
     """`stop`: running attempts to be told. `silent`: instances whose superseded attempt was taken away unheard."""

@@ -267,8 +267,6 @@ def _attempt(row: Row[Any], artifacts: list[Artifact]) -> AttemptRecord:
     return AttemptRecord.model_validate({**values, "artifacts": artifacts})
 
 
-# --- Trajectories for replay ----------------------------------------------------------------------------------------
-
 _TRAJECTORY = text("""
 SELECT s.key, a.end_reason, t.agent, t.replica = (SELECT replica FROM tasks WHERE id = :task) AS own FROM tasks t
 JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
@@ -309,9 +307,6 @@ def trajectory_of(database: Database, run: str, task_id: UUID, name: str) -> Sto
             " a model"
         )
     return StoredTrajectory(row.key, EndReason(row.end_reason))
-
-
-# --- Progress -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,9 +95,6 @@ def _between(begin: datetime, end: datetime) -> float:
     return max(0.0, (end - begin).total_seconds())
 
 
-# --- Waiting --------------------------------------------------------------------------------------------------------
-
-
 class WaitingWindow(NamedTuple):
     """A time in which a task waited for its admission. `end` is None while it does."""
 
