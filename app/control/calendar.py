@@ -28,7 +28,7 @@ class Calendar:
         self._flow = MegaFlow(settings, database)
 
     def tick(self, now: datetime | None = None) -> int:
-        """How many runs were submitted."""
+        """Fires all due schedules; returns the number of submitted runs."""
         now = now or datetime.now(UTC)
         grace_s = self._settings.schedule_tick_s * 3
         fired = 0

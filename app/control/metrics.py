@@ -28,7 +28,7 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 TEARDOWN_S = 15.0
-"""How long an ended attempt is left alone, so that its teardown is on record when it is counted."""
+"""Seconds to wait after an attempt's end before counting it, so that its teardown is on record."""
 _ENDED_INSTANCES = (InstanceState.TERMINATED, InstanceState.FAILED)
 
 

@@ -51,7 +51,7 @@ SELECT id, model, upstream_model, policy_version, started_at, duration_s, status
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """One span before it is sent."""
+    """A span before it is sent."""
 
     name: str
     begin: datetime
@@ -162,7 +162,7 @@ def _spans(connection: Connection, row: Row[Any]) -> Iterator[TraceSpan]:
 
 
 def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known, as values that a span can have."""
+    """Returns the facts that are not None, as values that a span can have."""
     return {name: str(one) if isinstance(one, UUID) else one for name, one in facts.items() if one is not None}
 
 

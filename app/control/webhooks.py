@@ -42,7 +42,7 @@ _STORE_S = 30.0
 
 
 def signature(secret: str, body: bytes) -> str:
-    """What the header says. A receiver compares with `hmac.compare_digest`."""
+    """Returns the value of the signature header. A receiver compares with `hmac.compare_digest`."""
     return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
 
 

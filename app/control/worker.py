@@ -111,7 +111,7 @@ class Control:
             return []
 
     def _provider(self, name: str) -> Provider:
-        """One that a class names since we began is opened when it is first needed."""
+        """Returns a provider; opens one on first use if a class named it after the start."""
         if name not in self._providers:
             self._providers = {**self._providers, name: providers.provider_named(name, self._settings)}
             if self._started:
@@ -173,7 +173,7 @@ class Control:
         return found
 
     def _run_times(self) -> dict[str, dict[UUID, float | None]]:
-        """Of providers with a queue; one that does not answer has started none, as far as is known."""
+        """Returns start times for providers with a queue; one that does not answer has no known starts."""
         found: dict[str, dict[UUID, float | None]] = {}
         for name, provider in self._providers.items():
             if isinstance(provider, QueueingProvider):

@@ -25,7 +25,7 @@ SHOWN = 20
 _AT_ONCE = 1000
 """Rows of one kind repaired in one pass."""
 _RECENT_S = 3600.0
-"""How long an ended task or instance is still looked at by the periodic audit; older ones have been."""
+"""Age limit of ended tasks and instances in the periodic audit, in seconds; earlier audits checked the older ones."""
 
 Limits = Callable[[str], float | None]
 """The capacity of a limit that is held by leases, by its name; None: it has none."""
@@ -33,14 +33,14 @@ Limits = Callable[[str], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What there is to be used. `slots`: ephemeral instances by class."""
+    """Available capacity. `slots`: ephemeral instances by class."""
 
     slots: Mapping[str, int]
     limits: Limits
 
 
 def capacity_of(connection: Connection, settings: Settings) -> Capacity:
-    """From the classes, the limits that were set, and the settings for those that were not."""
+    """Reads the capacity from the classes, the limits that were set, and the settings' defaults for the others."""
     defaults, own = limits.defaults_of(settings), limits.capacities(connection, "")
     return Capacity(
         {name: defined.ephemeral_capacity for name, defined in classes.load(connection, settings).items()},
@@ -50,7 +50,7 @@ def capacity_of(connection: Connection, settings: Settings) -> Capacity:
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """One invariant that does not hold. `ids`: the first of `count`."""
+    """A violated invariant. `ids`: the first of `count`."""
 
     name: str
     severity: Severity
@@ -70,7 +70,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What one audit saw. Ages in seconds; None: there is none."""
+    """Result of one audit. Ages in seconds; None: there is none."""
 
     findings: tuple[AuditFinding, ...]
     ages: Mapping[str, float | None]
@@ -144,7 +144,7 @@ _TIERS = {
 
 
 def _over_use(connection: Connection, capacity: Capacity, memory: Memory) -> tuple[list[AuditFinding], Memory]:
-    """What is used beyond what may be. What was allowed when it was taken may go on: only growth above it counts."""
+    """Finds use above capacity. Use that was within capacity when granted may continue: only growth above it counts."""
     book = quotas.load(connection)
     over: dict[str, list[str]] = {}
     allowed: dict[str, float] = {}
@@ -233,7 +233,7 @@ _KEYS = {
     "semaphore_holders": ("limit_name || ' ' || holder", "text[]"),
     "bindings": ("id", "bigint[]"),
 }
-"""What the ids of a table's rows are, and as which array they are looked for; else `id`, a UUID."""
+"""Kind of the ids of a table's rows, and the array type for looking them up; default: `id`, a UUID."""
 
 
 def _among(table: str) -> str:

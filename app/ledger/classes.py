@@ -28,7 +28,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,40}")  # it becomes part of a queue's 
 
 @dataclass(frozen=True, slots=True)
 class ResourceClass:
-    """What one class offers, with nothing left open. One instance has `cpus`, `memory_bytes` and `gpus`."""
+    """A resource class with all values resolved. One instance has `cpus`, `memory_bytes` and `gpus`."""
 
     name: str
     cpus: float | None  # None: not bounded

@@ -1,4 +1,4 @@
-"""Which standing instances are connected: each holds an advisory lock, which goes when its connection does.
+"""Finds connected standing instances: each holds an advisory lock, which ends with its connection.
 
 The lease notices a host that falls silent; this notices one whose processes are gone within seconds.
 """
@@ -76,7 +76,7 @@ class LostConnections:
         self._missing: dict[UUID, int] = {}  # those that were connected: at how many looks in a row they were not
 
     def look(self, live: Collection[UUID], held: Collection[int], *, settled: bool = True) -> list[UUID]:
-        """Those of the live instances that are lost now. held, settled: as `locked` says."""
+        """Returns the live instances that are lost now. held, settled: as in `locked`."""
         here = {one for one in live if key_of(one) in held}
         known = {
             one: looks + 1 if settled and one not in here else 0 for one, looks in self._missing.items() if one in live

@@ -29,7 +29,7 @@ _PATIENCE: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,  # milliseconds
 }
-"""How long a server that says nothing is waited for: a half-open connection must not hold a worker for hours."""
+"""Timeouts for a server that does not answer: a half-open connection must not block a worker for hours."""
 
 
 ANSWER_S = 30.0
@@ -72,7 +72,7 @@ def _answers_within(answer_s: float, connection: _BoundedConnection | None) -> N
 
 
 class Database:
-    """One PostgreSQL database. Threads may share it.
+    """A PostgreSQL database. Threads may share it.
 
     `pooled=False` holds no connection between transactions: ten thousand ephemeral workers must not hold ten thousand.
     """
@@ -98,7 +98,7 @@ class Database:
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
-        """One transaction, committed at the end of the block. Raises: DatabaseUnavailable, IllegalMove."""
+        """Opens a transaction and commits it at the end of the block. Raises: DatabaseUnavailable, IllegalMove."""
         shared: Connection | None = getattr(self._snapshot, "connection", None)
         if shared is not None:
             yield shared
@@ -226,7 +226,7 @@ def dispatcher_leads(database: Database) -> bool:
 
 
 def has_dispatcher(connection: Connection) -> bool:
-    """As `dispatcher_leads`, within a transaction."""
+    """Whether a dispatcher leads: as `dispatcher_leads`, within a transaction."""
     statement = (
         "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = :key"
         " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
@@ -235,7 +235,7 @@ def has_dispatcher(connection: Connection) -> bool:
 
 
 class Leadership:
-    """One decides at a time: a session-level advisory lock that goes when its holder's connection goes."""
+    """Leader election: a session-level advisory lock, released when its holder's connection ends."""
 
     def __init__(self, database: Database, key: int, silent_s: float = _LEADER_SILENT_S) -> None:
         """silent_s: the server's patience with a holder that says nothing."""

@@ -192,7 +192,7 @@ FROM decided d JOIN moved m ON m.id = d.id
 
 
 class _Ending(NamedTuple):
-    """One row of `_END_NOT_SCORED`. `number` None: matches any attempt number; `grading`: as in `Claim`."""
+    """A row of `_END_NOT_SCORED`. `number` None: matches any attempt number; `grading`: as in `Claim`."""
 
     id: UUID
     number: int | None

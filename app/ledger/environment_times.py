@@ -72,7 +72,7 @@ _HISTOGRAM = """
 
 
 def histograms(connection: Connection, after: datetime | None, until: datetime) -> list[PhaseHistogram]:
-    """Of attempts that finished after `after` (None: ever) and by `until`."""
+    """Reads the histograms of attempts that finished after `after` (None: no lower bound) and by `until`."""
     statement = SPANS.format(chosen=f"{TOLD} AND {finished(after)}")
     values = {"until": until, "bounds": list(BUCKETS_S), **({} if after is None else {"after": after})}
     counts: dict[tuple[str, str, str], list[int]] = {}
@@ -90,7 +90,7 @@ def finished(after: datetime | None) -> str:
 
 
 def added(one: Mapping[str, PhaseHistogram], more: Sequence[PhaseHistogram]) -> dict[str, PhaseHistogram]:
-    """What was counted so far, and what came since."""
+    """Adds newly counted histograms to the earlier ones."""
     found = dict(one)
     for new in more:
         key = f"{new.kind} {new.path} {new.phase}"

@@ -19,7 +19,7 @@ OUTCOME = "megaflow_outcome"
 
 
 class Fact(NamedTuple):
-    """One event before it has an id."""
+    """An event before it has an id."""
 
     kind: str
     run_id: UUID | None = None
@@ -50,7 +50,7 @@ def tell_outcome(connection: Connection, task_ids: Sequence[UUID]) -> None:
 
 
 class EventRecord(NamedTuple):
-    """One event as kept."""
+    """A stored event."""
 
     id: int
     at: datetime

@@ -20,7 +20,7 @@ from app.ledger.database import Database, sql
 
 @dataclass(frozen=True, slots=True)
 class ExperienceRun:
-    """How a run's groups are closed and handed out."""
+    """Rules for closing a run's groups and delivering them."""
 
     run_id: UUID
     policy: str
@@ -51,7 +51,7 @@ class EndedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class StoredSamples:
-    """What was made of one attempt."""
+    """Samples made from one attempt."""
 
     key: str
     samples: int
@@ -71,7 +71,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class ExperienceCounts:
-    """Where a run's groups stand."""
+    """Counts of a run's groups by state."""
 
     open: int = 0
     ready: int = 0
@@ -428,7 +428,7 @@ def release(database: Database, run_id: UUID, consumer: str) -> None:
 
 
 def counts(database: Database, run_id: UUID) -> ExperienceCounts:
-    """Where the groups of a run stand."""
+    """Counts the groups of a run by state."""
     statement = (
         "SELECT CASE WHEN state = 'ready' AND lease_id IS NOT NULL THEN 'leased' ELSE state END AS what,"
         " count(*) AS n FROM experience_groups WHERE run_id = :run GROUP BY 1"

@@ -33,7 +33,7 @@ from app.models.tables import PAUSED
 from app.settings import Settings
 
 BACKOFF = "backoff"
-"""What a delayed retry waits for; not a limit, but named beside them."""
+"""Name for the wait of a delayed retry; not a limit, but listed with the limits."""
 
 _PAUSED_AT = datetime.fromisoformat(PAUSED)
 
@@ -85,7 +85,7 @@ def queue_of_task(row: Row[Any]) -> QueueKey:
 def history(
     connection: Connection, queue: QueueKey, run_id: UUID, since: datetime, now: datetime
 ) -> dict[str, LimitIntervals]:
-    """By limit, when it kept this queue waiting; the pauses of the run among them."""
+    """Returns, by limit, the times when it kept this queue waiting; including the run's pauses."""
     rows = sql(
         connection,
         "SELECT limit_name, since, coalesce(until, :now) AS until FROM bindings"
@@ -115,14 +115,14 @@ def history(
 
 
 def due_at(row: Row[Any], window: WaitingWindow) -> datetime | None:
-    """When the retry that a task's last window was for was due; None for a first attempt, or what is paused."""
+    """Returns when the retry of a task's last window was due; None: a first attempt or a paused task."""
     return row.available_at if window.attempt > 1 and row.available_at < _PAUSED_AT else None
 
 
 def waited(
     window: WaitingWindow, limits: Mapping[str, LimitIntervals], now: datetime, not_before: datetime | None
 ) -> list[Share]:
-    """What a window was spent on, longest first. not_before: when a delayed retry was due, where that is known."""
+    """Splits a waiting window by cause, longest first. not_before: when a delayed retry was due, if known."""
     end = window.end or now
     begin, shares = window.begin, []
     # Who resumes a run writes over when its retries were due.
@@ -234,7 +234,7 @@ def _in_line(
 
 
 def comes_after(connection: Connection, run_id: UUID) -> str:
-    """What the tasks of a run that waits for others wait for."""
+    """Describes the upstream tasks that the waiting tasks of a run depend on."""
     found = graphs.waits_for(connection, run_id)
     if found is None:
         return "is put in line with the next pass: the tasks that it comes after have succeeded"

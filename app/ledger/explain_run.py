@@ -23,7 +23,7 @@ from app.settings import Settings
 
 _SLOWEST = 5
 _LONG_S = 30.0
-"""From a slot to a worker: an instance takes seconds."""
+"""Normal seconds from a slot to a worker's claim: an instance takes seconds to start."""
 
 
 def run(database: Database, settings: Settings, run_id: UUID) -> RunStory:
@@ -164,7 +164,7 @@ def _waits(connection: Connection, run_id: UUID) -> bool:
 
 
 def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tuple[tuple[QueueNow, ...], int, str]:
-    """What limits each queue of the run's waiting tasks; how many are delayed; and a hint."""
+    """Returns the limiting factors of each queue of the run's waiting tasks, the count of delayed tasks, and a hint."""
     state = limiting_factors.state(connection, settings)
     rows = sql(
         connection,
@@ -187,7 +187,7 @@ def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tup
 
 
 def _unclaimed(connection: Connection, run_id: UUID) -> str:
-    """That tasks with a slot get no worker, and which one's story says why; empty: they did not wait for long."""
+    """Reports tasks with a slot but no worker, and the task whose story has the reason; empty: no long wait."""
     row = sql(
         connection,
         "SELECT count(*) OVER () AS tasks, t.id, extract(epoch FROM clock_timestamp() - a.dispatched_at) AS s"
@@ -204,7 +204,7 @@ def _unclaimed(connection: Connection, run_id: UUID) -> str:
 
 
 def _ungraded(connection: Connection, run_id: UUID) -> str:
-    """That attempts wait for a grader, and what sets how many there are; empty: none waits."""
+    """Reports attempts that wait for a grader, and the setting for the number of graders; empty: none waits."""
     waiting = (
         "SELECT count(*) AS attempts, string_agg(DISTINCT 'slots:grading.' || g.resource_class, ', ') AS limits"
         " FROM tasks t JOIN attempts a ON a.task_id = t.id JOIN gradings g ON g.attempt_id = a.id"

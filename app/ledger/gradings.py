@@ -316,14 +316,14 @@ def take_away(
 
 
 def numbers(connection: Connection, attempt_ids: Sequence[UUID]) -> dict[UUID, int]:
-    """Those that are in grading, with the numbers of their claims; locked: nothing else moves them from here on."""
+    """Locks the attempts that are in grading until the transaction ends; returns the numbers of their claims."""
     return {row.id: row.gradings for row in connection.execute(_LOCK, {"ids": list(attempt_ids)})}
 
 
 def _put_back(
     connection: Connection, attempt_ids: Sequence[UUID], failure: Failure | None, retry: RetryPolicy
 ) -> dict[UUID, bool]:
-    """Of the locked ones that a grader has: whether it is over, and was left as it is."""
+    """Puts locked, claimed gradings back; returns whether each is over and was left unchanged."""
     values = {
         "ids": list(attempt_ids),
         "fault": int(failure is not None),

@@ -27,7 +27,7 @@ from app.models.service_tables import TaskDependencyRow
 
 _ENDED_AT_ONCE = 500
 _ROUNDS = 20
-"""So far down a graph a failure goes in one pass; the rest in the next."""
+"""Most levels of a graph that a failure passes down in one pass; the next pass continues."""
 
 
 def check(connection: Connection, user_name: str, upstream: ComesAfter) -> None:
@@ -205,7 +205,7 @@ RETURNING t.id, t.run_id, why.on_task, t.failure->>'message' AS why
 
 
 def downstream(connection: Connection, task_ids: Sequence[UUID]) -> list[UUID]:
-    """What waits for any of these, directly or not, and is none of them."""
+    """Returns the tasks that depend on any of these, directly or not, without the given tasks."""
     return list(connection.execute(_DOWNSTREAM, {"ids": list(task_ids)}).scalars())
 
 
@@ -245,7 +245,7 @@ def concerned(connection: Connection, task_ids: Sequence[UUID]) -> bool:
 
 
 def to_retry(connection: Connection, task_ids: Sequence[UUID]) -> list[UUID]:
-    """Those of them that may be tried again, with what was cancelled because of them.
+    """Returns the given tasks that may be retried, and the tasks that were cancelled because of them.
 
     Not what comes after a task that has not succeeded and is not tried again: it would be cancelled at once. The caller
     holds `admission.in_turn`.
@@ -291,7 +291,7 @@ class TaskInput(NamedTuple):
 
 
 def inputs(database: Database, run_id: UUID) -> list[TaskInput]:
-    """What every task of a run gets, by path. Raises: DatabaseUnavailable."""
+    """Returns the input files of every task of a run, by path. Raises: DatabaseUnavailable."""
     rows = database.sql(
         "SELECT d.path, d.kind, u.id, u.name, f.key, f.missing FROM task_dependencies d"
         " JOIN tasks u ON u.id = d.on_task LEFT JOIN attempts a ON a.task_id = u.id AND a.number = u.attempts"

@@ -21,10 +21,10 @@ from app.models.spec import IMAGELESS, EnvironmentKind, EnvironmentSpec, Mode
 GONE_S = 120.0
 """A host that has not reported for this long is forgotten, with its images."""
 ALIVE_S = GONE_S / 4
-"""It says that it lives at least so often."""
+"""Maximum seconds between a host's heartbeats."""
 
 ImageKey = Callable[[EnvironmentSpec], str]
-"""What hosts call an environment's image."""
+"""Function that returns the key of an environment's image on hosts."""
 
 
 _REPORT = text("""
@@ -200,7 +200,7 @@ WHERE stood IS NULL OR stood NOT IN (SELECT name FROM others) ORDER BY ended_at 
 
 
 def unswept(database: Database, host: str, *, control: bool) -> list[EndedInstance]:
-    """Those that may have left something on `host`; the first to end first. control: the leader is there.
+    """Returns ended instances that may have left resources on `host`, oldest end first. control: the leader is there.
 
     Raises: DatabaseUnavailable.
     """
@@ -209,7 +209,7 @@ def unswept(database: Database, host: str, *, control: bool) -> list[EndedInstan
 
 
 def clock_ahead_s(database: Database) -> float:
-    """By how much the ledger's clock, which attempts' deadlines go by, is ahead of this host's.
+    """Returns the seconds by which the ledger's clock (used for attempts' deadlines) is ahead of this host's clock.
 
     Raises: DatabaseUnavailable.
     """

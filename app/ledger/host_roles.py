@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 _ACCOUNT = re.compile(r"[a-z0-9_-]{1,60}")
 _OF_INSTANCES = ", ".join(c.name for c in InstanceRow.__table__.columns if c.name not in ("provider", "handle"))
-"""Who made an instance, and what it is to be ended by, a host neither changes nor chooses: what it adds is static."""
+"""Columns that a host may write; not the provider and handle, since the instances that it adds are static."""
 _GRANTS = {
     "SELECT": (
         "runs", "specs", "task_dependencies", "artifacts", "resource_classes", "quotas", "limits", "pauses",

@@ -19,9 +19,9 @@ from app.ledger import host_roles
 from app.ledger.database import Database, sql
 
 EXPIRES_S = 3600.0
-"""How long a token can be used when nothing else is said."""
+"""Default lifetime of a token, in seconds."""
 LEAVES = "its host leaves"
-"""Why an instance of a host that leaves drains."""
+"""Reason for draining the instances of a host that leaves."""
 _MOST_S = 30 * 86400.0
 _KEPT = "30 days"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -41,12 +41,12 @@ class JoinedHost:
 
 @dataclass(frozen=True, slots=True)
 class HostSecrets:
-    """What a host proves itself with; the ledger has digests."""
+    """Secrets of a host for authentication; the ledger stores only digests."""
 
     password: str
-    """Of its role in PostgreSQL and its user in Redis."""
+    """Password of its role in PostgreSQL and its user in Redis."""
     leave: str
-    """What it leaves with."""
+    """Secret with which it leaves."""
 
 
 def invite(database: Database, *, name: str = "", expires_s: float = EXPIRES_S, instance_id: UUID | None = None) -> str:
@@ -152,7 +152,7 @@ def _free_name(connection: Connection, name: str, end: str) -> str:
 _HOSTS = (
     "SELECT j.id, j.name, j.account, j.instance_id, j.joined_at, j.left_at FROM joined_hosts j WHERE j.left_at IS NULL"
 )
-"""From no table that a host may lock: it must not keep itself in."""
+"""Query that reads no table that a host may lock: a host must not be able to block its own removal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,5 +261,5 @@ def standing(database: Database, name: str) -> Sequence[UUID]:
 
 
 def digest(secret: str) -> str:
-    """What is kept of a secret; Redis takes a password's in place of the password."""
+    """Returns the digest of a secret for storage; Redis accepts a password's digest instead of the password."""
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -26,7 +26,7 @@ INTERRUPTED_EXIT = 75
 
 @dataclass(frozen=True, slots=True)
 class InstanceDemand:
-    """One kind of instance, and how many more of it are wanted."""
+    """A kind of instance, and the number of further instances needed."""
 
     provider: str
     mode: InstanceMode
@@ -127,7 +127,7 @@ def ready_many(database: Database, ids: Sequence[UUID]) -> set[UUID]:
 
 
 def ready(database: Database, instance_id: UUID) -> bool:
-    """Its worker listens. False when it is no longer expected: then it must leave."""
+    """Marks an instance whose worker listens as ready. False: it is no longer expected and must leave."""
     return instance_id in ready_many(database, [instance_id])
 
 
@@ -362,7 +362,7 @@ def standing(database: Database) -> dict[UUID, float]:
 
 
 def draining_why(database: Database, instance_id: UUID) -> str | None:
-    """Why it was told to leave, if it was."""
+    """Returns the reason for draining the instance; None: it is not draining."""
     return database.sql("SELECT draining_why FROM instances WHERE id = :id", {"id": instance_id}).scalar()
 
 

@@ -30,7 +30,7 @@ from app.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class LimitingFactor:
-    """One limit that binds. `help` is a command that would lift it, or what to wait for."""
+    """A limit that is binding. `help` is a command that would lift it, or the condition to wait for."""
 
     limit: str
     used: float | None
@@ -122,7 +122,7 @@ class SchedulerState:
         ]
 
     def _model(self, queue: QueueKey, models: Collection[str | None]) -> list[LimitingFactor]:
-        """When all of these models are full."""
+        """Returns the limiting factors when all of these models are full."""
         limits = {model: pressure.model_limit(model) for model in models if model is not None}
         if (
             not limits

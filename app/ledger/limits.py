@@ -72,7 +72,7 @@ def everybody(name: str) -> str:
 
 
 def set_limit(database: Database, name: str, capacity: float) -> None:
-    """In force at once: holders keep their places, and no more are granted until use is below. 0 grants none.
+    """Sets a limit, effective at once: holders keep their places; new grants wait until use is below. 0 grants none.
 
     Raises: LimitInvalid: nothing was changed.
     """
@@ -121,14 +121,14 @@ def wake_waiters(connection: Connection, names: Sequence[str]) -> None:
 
 
 def capacities(connection: Connection, prefix: str) -> dict[str, int]:
-    """What has been set, for limits whose name begins so."""
+    """Returns the set capacities of limits whose names begin with the prefix."""
     rows = sql(connection, "SELECT name, capacity FROM limits WHERE starts_with(name, :prefix)", {"prefix": prefix})
     return {row.name: int(row.capacity) for row in rows}
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One limit at this moment."""
+    """Current use of a limit."""
 
     name: str
     used: int | None  # by live holders; None: unknown here

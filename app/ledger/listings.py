@@ -27,7 +27,7 @@ OUTCOMES = {
     "cancelled": "c",
     "superseded": "p",
 }
-"""What a task, or one attempt, came to, with the letter of each in `outcome_letters`."""
+"""Outcomes of a task or an attempt, with the letter of each in `outcome_letters`."""
 
 _OUTCOME = """CASE
     WHEN state = 'pending' THEN 'waiting'
@@ -42,7 +42,7 @@ _OUTCOME = """CASE
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """One task of a run, as a table shows it."""
+    """A row of the table of a run's tasks."""
 
     id: UUID
     run_id: UUID
@@ -85,7 +85,7 @@ _WHERE = {
     " - interval '1 hour' AND (:hour = 'ended' OR state IN ('lost', 'error')))",
 }
 CONDITIONS = tuple(name for name in _WHERE if name not in ("run", "group"))
-"""Of a list of tasks. mode: also of tasks that may run in either; holds, waits: a limit, for it; engine: called within
+"""Filters of a list of tasks. mode: also of tasks with mode auto; holds, waits: a limit, for it; engine: called within
 `ENGINE_S`; hour: attempts `ended` or `lost`."""
 ENGINE_S = 300.0
 
@@ -154,7 +154,7 @@ class WaitingQueue:
 
 @dataclass(frozen=True, slots=True)
 class LastHour:
-    """What ended within the last hour. `lost`: attempts that infrastructure ended."""
+    """Attempts and tasks that ended within the last hour. `lost`: attempts that infrastructure ended."""
 
     ended: int
     lost: int

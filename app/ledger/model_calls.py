@@ -175,7 +175,7 @@ _FORGET_BODIES = text(
 
 
 def forget_messages(connection: Connection, attempt_id: UUID) -> None:
-    """Deletes the message texts of an attempt's calls, and keeps the counted fields; its artifacts have the texts now."""
+    """Deletes the message texts of an attempt's calls, which its artifacts have now; keeps the counted fields."""
     connection.execute(_FORGET_MESSAGES, {"attempt": attempt_id})
     connection.execute(_FORGET_BODIES, {"attempt": attempt_id})
 
@@ -257,7 +257,7 @@ def account_of(connection: Connection, attempt_id: UUID) -> Account:
 
 
 def run_spend(connection: Connection, run_id: UUID) -> tuple[float, float | None]:
-    """Returns a run's spend in US dollars (calls with a known price) and its budget. Budget None: spend is given as 0."""
+    """Returns a run's spend in US dollars (calls with a known price) and its budget. Budget None: spend is 0."""
     budget = connection.execute(_RUN_BUDGET, {"run": run_id}).scalar()
     if budget is None:
         return 0.0, None

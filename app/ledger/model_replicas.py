@@ -41,7 +41,7 @@ ACTIVE = "active"
 DRAINING = "draining"
 """Takes no new attempts; those that it has stay."""
 HELD = "held"
-"""Its weights are being changed: calls wait for it."""
+"""State while its weights are being changed: calls wait for it."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _OURS = "MEGAFLOW_"
@@ -49,7 +49,7 @@ _OURS = "MEGAFLOW_"
 
 @dataclass(frozen=True, slots=True)
 class ModelReplica:
-    """One engine behind a name. `dialects` empty: the gateway finds out what it speaks."""
+    """An inference server behind a model name. `dialects` empty: the gateway detects its dialects."""
 
     id: UUID
     model: str
@@ -66,7 +66,7 @@ class ModelReplica:
 
 @dataclass(frozen=True, slots=True)
 class NewReplica:
-    """One to be added. `api_key_env` is the name of a variable of the gateway, never a key."""
+    """A replica to be added. `api_key_env` is the name of a variable of the gateway, never a key."""
 
     model: str
     url: str
@@ -215,7 +215,7 @@ def _set_state(connection: Connection, replicas: Sequence[ModelReplica], state: 
 
 
 def _alone(connection: Connection) -> None:
-    """One writer at a time: these are a few rows, changed by hand or by a trainer between two versions."""
+    """Locks the table for one writer: it has few rows, changed by hand or by a trainer between two versions."""
     sql(connection, "LOCK TABLE model_replicas IN SHARE ROW EXCLUSIVE MODE")
 
 
@@ -295,14 +295,14 @@ class Registered:
 
     @classmethod
     def of(cls, settings: Settings, rows: Iterable[ModelReplica]) -> Registered:
-        """What `megaflow models add` and the settings have registered."""
+        """Collects the URLs and keys registered by `megaflow models add` and by the settings."""
         pairs = {(normal_url(row.url), row.api_key_env) for row in rows}
         if settings.model_base_url is not None:
             pairs.add((normal_url(settings.model_base_url), settings.model_api_key_env))
         return cls(frozenset(pairs), settings.shared_installation)
 
     def refusal(self, model: ModelChoice, url: str) -> str | None:
-        """Why this model may not be called at `url`, with the command that would allow it; None: it may.
+        """Returns why this model may not be called at `url`, with the command that would allow it; None: it may.
 
         url: `model.base_url`, or that of the settings.
         """

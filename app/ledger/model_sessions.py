@@ -55,7 +55,7 @@ UPDATE model_sessions m SET closed_at = clock_timestamp() FROM lost l WHERE m.at
 
 
 def digest_of(token: str) -> str:
-    """What is kept of a token."""
+    """Returns the digest of a token, for storage."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -109,7 +109,7 @@ def session_of(connection: Connection, token: str) -> ModelSession | None:
 
 
 def live_among(connection: Connection, tokens: Collection[str]) -> set[str]:
-    """Those of the tokens whose attempts still run and may call, asked in one query."""
+    """Returns the tokens whose attempts still run and may call, in one query."""
     by_digest = {digest_of(token): token for token in tokens}
     rows = connection.execute(_LIVE, {"digests": list(by_digest)})
     return {by_digest[row.token_sha256] for row in rows}

@@ -41,7 +41,7 @@ _ATTEMPT_KEYS: Mapping[By, str] = {
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """One line. `cost_usd` is of the calls whose price is known, None when of no call it is.
+    """A line of usage. `cost_usd`: of the calls with a known price, None when no price is known.
 
     `environment_s`: how long containers (or what stands for them) were held, agent's and grading's; `grading_s`: of
     these, the verifier's, and `grading_usd` what its place cost. None where it cannot be told, as by model.

@@ -13,7 +13,7 @@ from app.ledger.database import Database, sql
 
 LATEST = "latest"
 _LONGEST, _MOST_SLASHES = 1000, 20
-"""Of a name that is looked up: each slash costs a look."""
+"""Limits on a name that is looked up: each slash costs a query."""
 _ID_PART = re.compile(r"[0-9a-f]{4,32}")
 _OF_USER = "(CAST(:user AS text) IS NULL OR o.user_name = :user)"
 
@@ -44,14 +44,14 @@ def find(database: Database, kind: str, name: str, *, user_name: str | None = No
 
 
 def _names(database: Database, kind: str, user_name: str | None) -> list[str]:
-    """Of the newest runs or tasks."""
+    """Reads the names of the newest runs or tasks."""
     statement = f"SELECT name FROM {kind} o WHERE {_OF_USER} ORDER BY id DESC LIMIT 2000"  # noqa: S608
     found = database.sql(statement, {"user": user_name})
     return list(dict.fromkeys(found.scalars()))
 
 
 def namesakes(database: Database, task_id: UUID, user_name: str | None) -> tuple[int, int, int]:
-    """How many other tasks have the task's name, in how many other runs, and how many its RUN/NAME#REPLICA, too.
+    """Counts other tasks with the task's name, the other runs with such tasks, and tasks with the same RUN/NAME#REPLICA.
 
     user_name: whose; None: everybody's.
     """
@@ -65,7 +65,7 @@ def namesakes(database: Database, task_id: UUID, user_name: str | None) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class NameLookup:
-    """Where a name is looked up: everybody's runs and tasks, or one user's."""
+    """Scope of a name lookup: all users' runs and tasks, or one user's."""
 
     connection: Connection
     user_name: str | None
@@ -96,7 +96,7 @@ class NameLookup:
         return self._by_id("tasks", name)
 
     def _named(self, name: str, run: UUID | None) -> UUID | None:
-        """By its name, of the newest run or of this one."""
+        """Finds a task by its name, in this run or in the newest run."""
         plain, _, replica = name.rpartition("#") if re.fullmatch(r".+#\d{1,6}", name) else (name, "", "")
         within = ("" if run is None else " AND o.run_id = :run") + (" AND o.replica = :replica" if replica else "")
         statement = (

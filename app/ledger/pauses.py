@@ -16,12 +16,12 @@ from app.ledger.events import Fact
 from app.models.tables import PAUSED, PauseRow
 
 _KIND = "run"
-"""Of the rows: nothing else is paused. A user is stopped by a quota, a class by its capacity."""
+"""Kind of the rows: only runs are paused. A quota stops a user, a capacity stops a class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a pause or a resumption did. `changed` is False when things were so already."""
+    """Result of a pause or a resumption. `changed` is False when the state was already so."""
 
     run_id: UUID
     changed: bool
@@ -30,7 +30,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """One pause as kept."""
+    """A stored pause."""
 
     run_id: UUID
     since: datetime
@@ -39,7 +39,7 @@ class Pause:
 
 
 def limit_name(run_id: UUID) -> str:
-    """How a pause is called beside the limits: `pause:run:ID`."""
+    """Returns the name of a pause among the limits: `pause:run:ID`."""
     return f"pause:{_KIND}:{run_id}"
 
 

@@ -23,7 +23,7 @@ FRESH_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class HostPressure:
-    """What a host reports of itself.
+    """Pressure that a host reports about itself.
 
     cpu: share of the last seconds in which some process waited for a CPU. memory_available: share of all memory.
     """
@@ -35,7 +35,7 @@ class HostPressure:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """How full one engine is. kv_use: share of its KV cache in use, where it says so."""
+    """Load of one inference server. kv_use: share of its KV cache in use, if it reports this."""
 
     url: str
     models: tuple[str, ...]  # as the calls of the last seconds named them
@@ -176,7 +176,7 @@ SELECT s.resource_class FROM suspects s WHERE 2 * s.faults > (
 
 
 def failing_pools(connection: Connection, resource_classes: Collection[str], within_s: float) -> frozenset[str]:
-    """Of these classes, those in whose pool attempts of several tasks, and most of all, failed in the last seconds."""
+    """Returns the classes in whose pool attempts of several tasks, and most attempts, failed in the last seconds."""
     values = {"classes": list(resource_classes), "s": within_s, "least": LEAST_TASKS}
     return frozenset(connection.execute(_FAILING, values).scalars())
 
@@ -186,17 +186,17 @@ MODEL_LIMIT = "model-full:"
 
 
 def host_limit(resource_class: str) -> str:
-    """How the pressure of the hosts of a persistent pool is called beside the limits."""
+    """Returns the limit name for the pressure of the hosts of a persistent pool."""
     return f"{_HOST_LIMIT}{queue_of(Mode.PERSISTENT, resource_class)}"
 
 
 def failing_limit(resource_class: str) -> str:
-    """How it is called that tasks of mode `auto` keep away from a pool that fails."""
+    """Returns the limit name for a failing pool, which tasks of mode `auto` avoid."""
     return f"pool-failing:{queue_of(Mode.PERSISTENT, resource_class)}"
 
 
 def model_limit(model: str) -> str:
-    """How it is called that a model's engines are full."""
+    """Returns the limit name for a model whose inference servers are full."""
     return f"{MODEL_LIMIT}{model}"
 
 
@@ -212,7 +212,7 @@ WHERE EXISTS (SELECT FROM tasks WHERE state = 'pending' AND in_line AND requeste
 def waiting_for(
     connection: Connection, queues: Sequence[QueueKey], models: Collection[str]
 ) -> list[tuple[str, QueueKey]]:
-    """Of these queues, those in which a task waits that names one of these models, each with the model."""
+    """Returns the queues in which a task waits for one of these models, each with the model."""
     if not models:
         return []
     values = {

@@ -24,7 +24,7 @@ EVERYBODY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What applies to one user; None: no such quota."""
+    """Quotas of one user; None: no such quota."""
 
     user_name: str
     weight: float = 1.0  # in the fair share; twice the weight is twice the slots

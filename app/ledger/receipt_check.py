@@ -11,7 +11,7 @@ from app.ledger.receipts import ObjectKind, Receipt
 
 @dataclass(frozen=True, slots=True)
 class ListedResource:
-    """One thing as the engine (or the host's disk) shows it now; what its labels do not say is None."""
+    """A resource as the engine (or the host's disk) lists it now; missing labels are None."""
 
     kind: ObjectKind
     id: str
@@ -25,7 +25,7 @@ class ListedResource:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What exists. `silent`: who did not answer, so that nothing can be said about what is theirs."""
+    """Existing resources. `silent`: listers that did not answer, so the state of their resources is unknown."""
 
     things: tuple[ListedResource, ...]
     instances: Mapping[str, frozenset[UUID]]  # by provider
@@ -34,7 +34,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a receipt and what exists disagree. `left_behind`: a resource exists that is not accounted for."""
+    """Difference between a receipt and the existing resources. `left_behind`: an unaccounted resource exists."""
 
     kind: str
     id: str
@@ -69,7 +69,7 @@ def _objects_differ(receipt: Receipt, world: Inventory) -> list[Difference]:
 
 
 def _unrecorded(receipt: Receipt, world: Inventory) -> list[Difference]:
-    """By label: what was made for this run and never recorded."""
+    """Finds, by label, resources that were made for this run and never recorded."""
     known = {line.engine_id for line in receipt.objects}
     ended = {line.id for line in receipt.instances if line.ended}
     found = []

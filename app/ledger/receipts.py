@@ -36,14 +36,14 @@ class ObjectKind(StrEnum):
 
     @property
     def lister(self) -> str:
-        """Who shows whether it stands: `engine` or `kubernetes`; empty: the disk of its host."""
+        """Lister that shows whether the resource exists: `engine` or `kubernetes`; empty: the disk of its host."""
         if self is ObjectKind.POD:
             return "kubernetes"
         return "" if self in (ObjectKind.FOLDER, ObjectKind.ENVIRONMENT) else "engine"
 
 
 class Remover(StrEnum):
-    """Who removed a thing."""
+    """Component that removed a resource."""
 
     WORKER = "worker"
     SWEEPER = "sweeper"
@@ -60,7 +60,7 @@ class Owner(NamedTuple):
 
 
 class NewResource(NamedTuple):
-    """One engine object or folder. `created_at` None: just now."""
+    """An engine object or folder. `created_at` None: just now."""
 
     kind: ObjectKind
     id: str
@@ -145,7 +145,7 @@ WHERE o.destroyed_at IS NULL AND o.created_at < clock_timestamp() - interval '5 
 
 
 def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple[str, ObjectKind]]:
-    """What is on record as standing and would be seen from `host`: in its engine and folders, and in its cluster.
+    """Returns recorded resources that still exist and are visible from `host`: in its engine, folders and cluster.
 
     control: the control plane stands there, and so does what the instances made that it had launched.
     """
@@ -155,7 +155,7 @@ def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple
 
 @dataclass(frozen=True, slots=True)
 class ObjectLine:
-    """One thing. `why` is set while it stands; `accounted`: it is still needed or about to be removed."""
+    """A line for a resource. `why` is set while it exists; `accounted`: it is still needed or about to be removed."""
 
     engine_id: str
     kind: ObjectKind
@@ -171,7 +171,7 @@ class ObjectLine:
 
 @dataclass(frozen=True, slots=True)
 class InstanceLine:
-    """One instance that attempts of the run were on; `attempts` of this run."""
+    """A line for an instance that ran attempts of the run; `attempts` are of this run."""
 
     id: UUID
     provider: str
@@ -209,7 +209,7 @@ class Receipt:
 
     @property
     def standing(self) -> list[ObjectLine | InstanceLine]:
-        """What has not gone yet."""
+        """Returns the lines of resources that still exist."""
         lines: list[ObjectLine | InstanceLine] = [*self.instances, *self.objects]
         return [line for line in lines if line.why is not None]
 

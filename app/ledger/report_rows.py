@@ -30,7 +30,7 @@ GRADING_S = (
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """One task of a run: its last attempt's outcome, and the spec that it was submitted with."""
+    """A task of a run: its last attempt's outcome, and the spec that it was submitted with."""
 
     task_id: UUID
     name: str

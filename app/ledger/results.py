@@ -22,7 +22,7 @@ from app.models.states import ENDED_TASK, TaskState
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """Where a run stands. `resolved` and `mean_reward` are of the `scored` tasks alone.
+    """State of a run. `resolved` and `mean_reward` cover only the `scored` tasks.
 
     Tasks with scripted answers are none of these: `scripted` were graded so, and of them `scripted_resolved` solved.
     Of the scored, `suspect` have a verdict that a rule took to 0. Of the cancelled, `superseded` were not needed.
@@ -126,7 +126,7 @@ def runs(
 
 
 def open_networks(database: Database, run_id: UUID) -> int:
-    """How many tasks of a run have the network `open`."""
+    """Counts the tasks of a run with the network `open`."""
     statement = text("""
         SELECT coalesce(sum(t.n), 0) FROM
             (SELECT spec_digest, count(*) AS n FROM tasks WHERE run_id = :id GROUP BY spec_digest) t
@@ -136,7 +136,7 @@ def open_networks(database: Database, run_id: UUID) -> int:
 
 
 def pass_rates(database: Database, run_id: UUID, baselines: Collection[str] = ()) -> dict[str, float]:
-    """By the name of each scored task of a run: the share of its replicas that were solved, 0.0 to 1.0.
+    """Returns, by name of each scored task of a run, the share of its replicas that were solved, 0.0 to 1.0.
 
     What the replay engine answered is not counted, nor what baselines did where there is another agent.
     Raises: OptionInvalid: several agents or models, whose attempts are no replicas of each other.
@@ -154,7 +154,7 @@ def pass_rates(database: Database, run_id: UUID, baselines: Collection[str] = ()
 
 
 def solved_counts(database: Database, run_id: UUID, without: Collection[str] = ()) -> dict[str, list[bool]]:
-    """Of each scored task of a run, for statistics: of each of its replicas whether it was solved, those first.
+    """Returns, for each scored task of a run, whether each of its replicas was solved (solved first), for statistics.
 
     Tasks have a number for a name. without: agents that are left out. What the replay engine answered is not counted;
     nothing is where several agents or models are left, whose attempts are no replicas of each other.
@@ -179,7 +179,7 @@ def _status(row: Row[Any]) -> RunStatus:
 
 
 def ended(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
-    """Those of the tasks that have ended."""
+    """Returns the tasks that have ended."""
     rows = database.sql(
         "SELECT id FROM tasks WHERE id = ANY(:ids) AND state IN ('succeeded', 'failed', 'cancelled')",
         {"ids": list(task_ids)},
@@ -286,7 +286,7 @@ class StoredTrajectory:
 
 
 def trajectory_of(database: Database, run: str, task_id: UUID, name: str) -> StoredTrajectory:
-    """What was recorded in `run` (an id or the end of one) of the task called `name`; of the same replica if it can be.
+    """Finds the trajectory recorded in `run` (an id or the end of one) of the task `name`; if possible of the same replica.
 
     run: of several agents with the one meant, `RUN@AGENT`.
     Raises: UnknownName, AmbiguousName: no such run; SpecInvalid: it has no such task, no trajectory of it, or several

@@ -21,7 +21,7 @@ from app.models.service_tables import ScheduleRow
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One schedule as stored. `settled_until`: every due time up to here was fired or passed over.
+    """A stored schedule. `settled_until`: every due time up to here was fired or passed over.
 
     `last_due_at`, `last_run` and `last_failure` are of the newest firing, if there was one.
     """
@@ -50,14 +50,14 @@ def add(database: Database, *, name: str, cron: str, dataset: str, submission: d
 
 
 def remove(database: Database, name: str) -> None:
-    """Its past firings go with it, their runs stay. Raises: UnknownName."""
+    """Deletes a schedule and its past firings, but not their runs. Raises: UnknownName."""
     with database.begin() as connection:
         if sql(connection, "DELETE FROM schedules WHERE name = :name", {"name": name}).rowcount == 0:
             raise UnknownName(f"unknown schedule {name!r}; `megaflow schedule list` shows them")
 
 
 def all_of(database: Database) -> list[Schedule]:
-    """By name."""
+    """Returns all schedules, by name."""
     rows = database.sql(
         "SELECT s.id, name, cron, dataset, submission, misfire, settled_until, f.due_at, f.run_id, f.failure"
         " FROM schedules s LEFT JOIN LATERAL (SELECT due_at, run_id, failure FROM schedule_fires"
@@ -106,7 +106,7 @@ def unfinished(database: Database, older_than_s: float) -> list[tuple[Schedule, 
 def note(
     database: Database, schedule_id: UUID, due_at: datetime, *, run_id: UUID | None, failure: str | None = None
 ) -> None:
-    """What came of a firing."""
+    """Records the result of a firing."""
     database.sql(
         "UPDATE schedule_fires SET run_id = :run_id, failure = :failure WHERE schedule_id = :id AND due_at = :due",
         {"id": schedule_id, "due": due_at, "run_id": run_id, "failure": failure},

@@ -16,7 +16,7 @@ from app.ledger.events import Fact
 
 @dataclass(frozen=True, slots=True)
 class PolicyBound:
-    """How far a training run may begin groups ahead of its trainer, so that their samples do not get too old.
+    """Limit on how far a training run may begin groups ahead of its trainer, which bounds the age of their samples.
 
     When its samples are handed out, a group is at most as many versions old as batches were trained meanwhile. So
     `max_staleness` batches may be ahead of the next one: begun, and neither trained on nor set aside.
@@ -45,7 +45,7 @@ FROM tasks WHERE run_id = :run
 
 
 def policy_bound(connection: Connection, run_id: UUID, most: int) -> PolicyBound:
-    """Where a run stands. Reads all of its tasks. most: groups that may be ahead."""
+    """Reads the state of a run from all of its tasks. most: groups that may be ahead."""
     return PolicyBound(most=most, **connection.execute(_POLICY, {"run": run_id}).one()._mapping)
 
 
@@ -102,7 +102,7 @@ def note_batch(connection: Connection, run_id: UUID, consumer: str, groups: int)
 
 LIVE_SINCE = """SELECT count(*) FROM policy_versions p
     WHERE p.policy = e.policy AND p.number > g.oldest AND p.live_at IS NOT NULL"""
-"""How stale a group `g` of the experience run `e` is; only where `g.oldest` is a number."""
+"""Staleness of a group `g` of the experience run `e`; only where `g.oldest` is a number."""
 
 # Without a number for each of its versions a group is older than all others, whose numbers begin at 0.
 _SET_ASIDE = text("""

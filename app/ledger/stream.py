@@ -106,7 +106,7 @@ class StreamedEvent(NamedTuple):
     event: EventRecord
 
     def body(self) -> dict[str, Any]:
-        """As JSON for consumers: position, id, at (ISO 8601), kind, the ids that it has, data."""
+        """Converts the event to JSON for consumers: position, id, at (ISO 8601), kind, the ids that it has, data."""
         return {"position": self.position} | {name: _plain(value) for name, value in self.event._asdict().items()}
 
 
@@ -119,7 +119,7 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Which facts: all, unless narrowed. `kinds`: whole kinds, or beginnings that end in a dot (`attempt.`)."""
+    """Selection of events: all, unless narrowed. `kinds`: whole kinds, or prefixes that end in a dot (`attempt.`)."""
 
     kinds: Sequence[str] = ()
     run_id: UUID | None = None
@@ -220,11 +220,11 @@ _LOOK = text(
     "SELECT pg_current_snapshot()::text, (SELECT max(txid) FROM events WHERE txid <"
     " (pg_snapshot_xmax(pg_current_snapshot())::text)::bigint)"
 )
-"""One statement has one snapshot: the newest fact is one that the snapshot beside it has."""
+"""Query in one statement, which has one snapshot: that snapshot includes the newest event."""
 
 
 def _look(connection: Connection, since: TransactionSnapshot) -> TransactionSnapshot:
-    """What is decided by now. Raises: SpecInvalid: `since` is not of this database's past."""
+    """Reads the snapshot of transactions decided by now. Raises: SpecInvalid: `since` is not of this database's past."""
     written, newest = connection.execute(_LOOK).one()
     _, server_end, running = str(written).split(":")
     if since.end > int(server_end):

@@ -27,7 +27,7 @@ PHASES: Mapping[Phase, str] = {
     Phase.STORED: "storing",
     Phase.TORN_DOWN: "teardown",
 }
-"""What an attempt did until it reached each phase after the admission, in order."""
+"""Activities of an attempt before each phase that follows the admission, in order."""
 
 _ORDER = tuple(PHASES)
 _IN_PLACE = tuple(phase for phase in PHASES if phase not in (Phase.GRADING_QUEUED, Phase.GRADING_STARTED))
@@ -42,7 +42,7 @@ _WAITED_IN: Mapping[str, str] = {
     "image_builds": "image",
     "model": "agent",
 }
-"""In which phase one waits for a limit, by how the limit's name begins."""
+"""Phase in which a task waits for a limit, by prefix of the limit's name."""
 
 
 def phase_of_limit(limit: str) -> str | None:
@@ -52,7 +52,7 @@ def phase_of_limit(limit: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One phase of an attempt. `end` is None while it lasts; `seconds` are those so far."""
+    """A phase of an attempt. `end` is None while it lasts; `seconds` are those so far."""
 
     phase: str
     begin: datetime
@@ -107,7 +107,7 @@ class WaitingWindow(NamedTuple):
 
 
 class AttemptTimes(NamedTuple):
-    """When one attempt was admitted and when it ended."""
+    """Admission time and end time of an attempt."""
 
     admitted_at: datetime
     finished_at: datetime | None
@@ -143,7 +143,7 @@ def windows(
 
 
 class LimitIntervals:
-    """When one limit was binding: answers quickly how much of a window that was, for many windows."""
+    """Times when one limit was binding; quickly computes their share of a window, for many windows."""
 
     def __init__(self, intervals: Iterable[tuple[datetime, datetime]]) -> None:
         """Intervals may touch and overlap; they count once."""

@@ -1,4 +1,4 @@
-"""What a training loop knows from the ledger: which step's run there is, how it stands, what came of it."""
+"""Reads a training loop's state from the ledger: a step's run, its progress, and its result."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def version_state(database: Database, policy: str, version: str) -> str | None:
 
 
 def reached(database: Database, policy: str, version: str) -> str | None:
-    """As `version_state`; `live`, too, where a newer version is, as this one can never be live then."""
+    """Returns the state as `version_state`, but `live` if a newer version is live: this one can never become live then."""
     statement = (
         "SELECT CASE WHEN EXISTS (SELECT FROM policy_versions n WHERE n.policy = p.policy AND n.number >= p.number"
         " AND n.state = 'live') THEN 'live' ELSE state END FROM policy_versions p"
@@ -116,7 +116,7 @@ def settled_runs(database: Database) -> list[UUID]:
 
 
 def why_nothing(database: Database, run_id: UUID) -> str:
-    """Why most attempts of a run came to no committed sample."""
+    """Returns the most frequent reason why attempts of a run produced no committed sample."""
     statement = """
         SELECT coalesce(nullif(x.reason, ''), g.state, t.end_reason, t.state) AS reason, count(*) AS n FROM tasks t
         LEFT JOIN experience_groups g ON g.group_id = t.group_id LEFT JOIN experience_attempts x ON x.task_id = t.id
@@ -145,7 +145,7 @@ def stored_samples(database: Database, run_id: UUID) -> list[StoredSample]:
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """What a step's run came to. `used`: attempts whose samples are committed or leased, of all `attempts`."""
+    """Figures of a step's run. `used`: attempts whose samples are committed or leased, of all `attempts`."""
 
     scored: int
     reward: float | None  # mean over the scored tasks

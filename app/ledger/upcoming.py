@@ -27,7 +27,7 @@ _LEAST = 16
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One environment that tasks need. `position` 0: an attempt has it or is about to; 1: the next in its queue."""
+    """An environment that tasks need. `position` 0: an attempt has it or is about to; 1: the next in its queue."""
 
     environment: EnvironmentSpec
     position: int

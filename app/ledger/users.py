@@ -198,7 +198,7 @@ def _token(row: Row[Any]) -> UserToken:
 
 @dataclass(frozen=True, slots=True)
 class UserAction:
-    """One action of a user through the web server, or of a machine's account through a command."""
+    """An action of a user through the web server, or of a machine's account through a command."""
 
     at: datetime
     user_name: str

@@ -20,7 +20,7 @@ __all__ = ["ImageState", "TaskIdentity", "identities", "of_names", "quarantined"
 
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
-    """Which task it is, whatever run it is in."""
+    """Identity of a task, the same in all runs."""
 
     content: str
     dataset: str
@@ -66,7 +66,7 @@ def of_names(connection: Connection, names: Sequence[str]) -> list[Validation]:
 
 
 def quarantined(connection: Connection, names: Sequence[str]) -> dict[str, Validation]:
-    """By their content, the tasks of these names whose newest validation put them in quarantine."""
+    """Returns, by content, the tasks of these names whose newest validation put them in quarantine."""
     newest: dict[str, Validation] = {}
     for one in of_names(connection, names):
         newest.setdefault(one.content, one)
@@ -79,7 +79,7 @@ def _validation(row: Mapping[str, Any]) -> Validation:
 
 
 def identities(database: Database, run_id: UUID) -> dict[UUID, TaskIdentity]:
-    """Which tasks a run's are, by the id that they have there."""
+    """Returns the identities of a run's tasks, by task id."""
     with database.begin() as connection:
         return _identities(connection, run_id, None)
 
@@ -107,7 +107,7 @@ def _identity(task: Mapping[str, Any]) -> TaskIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ImageState:
-    """What a validation found of a task on the image that an attempt ran on."""
+    """Validation result of a task on the image that an attempt ran on."""
 
     state: ValidationState
     flipped: tuple[str, ...]  # tests on which replicas of oracle, or of nop, disagreed
@@ -123,7 +123,7 @@ WHERE t.run_id = :run
 
 
 def states_of_run(database: Database, run_id: UUID) -> dict[UUID, ImageState]:
-    """Of each task of a run that has been validated on the very image that it ran on, the state; others are absent."""
+    """Returns the states of a run's tasks that were validated on exactly the image that they ran on; others are absent."""
     with database.begin() as connection:
         rows = sql(connection, _KNOWN, {"run": run_id}).all()
         if not rows:

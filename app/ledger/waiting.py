@@ -24,7 +24,7 @@ Key = tuple[Mode, str]
 
 
 class QueueKey(NamedTuple):
-    """One queue: the tasks of a user that asked for this mode and class."""
+    """A queue: the tasks of a user that requested this mode and class."""
 
     mode: Mode  # as asked for; may be AUTO
     resource_class: str
@@ -124,12 +124,12 @@ class BoundedRun:
 
 
 def run_limit(run_id: UUID) -> str:
-    """How a run's bound on its attempts at once is called beside the limits."""
+    """Returns the limit name for a run's maximum of attempts at once."""
     return f"{RUN_LIMIT}{run_id}"
 
 
 def policy_limit(run_id: UUID) -> str:
-    """How the wait for a new version of a run's policy is called beside the limits."""
+    """Returns the limit name for the wait for a new version of a run's policy."""
     return f"{run_limit(run_id)}:policy"
 
 
@@ -198,7 +198,7 @@ def backlogs(
 
 
 def _count_of_run(connection: Connection, run: BoundedRun, most: int) -> int:
-    """Of its tasks that stand in its queue, as many as it has room for, up to `most`."""
+    """Counts the run's waiting tasks in its queue, up to the run's free room and up to `most`."""
     count = sql(
         connection,
         "SELECT count(*) FROM (SELECT 1 FROM tasks WHERE bounded AND state = 'pending' AND in_line"
@@ -214,12 +214,12 @@ def _count_of_run(connection: Connection, run: BoundedRun, most: int) -> int:
 
 
 STILLBORN_S = 30.0
-"""How far back one looks for instances that came to nothing: never ready, or, for one task, gone without it."""
+"""Seconds to look back for failed instances: never ready, or, for one task, ended without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Who holds what, by mode and class."""
+    """Users of slots, by mode and class."""
 
     live: Counter[Key] = field(default_factory=Counter)  # attempts dispatched or running
     unclaimed: Counter[Key] = field(default_factory=Counter)  # attempts dispatched
@@ -236,7 +236,7 @@ class Occupancy:
 
 
 def occupancy(connection: Connection) -> Occupancy:
-    """One look at attempts and instances."""
+    """Reads the occupancy from attempts and instances."""
     found = Occupancy()
     for row in sql(
         connection,

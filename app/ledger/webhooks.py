@@ -25,7 +25,7 @@ _OURS = "MEGAFLOW_"
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One webhook. `failures`: in a row; `wait_s`: until the next try, 0 when it may be now."""
+    """A webhook. `failures`: in a row; `wait_s`: until the next attempt, 0 when it may be now."""
 
     id: UUID
     url: str
@@ -113,7 +113,7 @@ def remove(database: Database, name: str) -> Hook:
 
 
 def delivered(database: Database, hook_id: UUID, old: str, new: str) -> bool:
-    """What follows `old` up to `new` has arrived; False when the webhook is gone or another was faster."""
+    """Records delivery of the events after `old` up to `new`; False: the webhook is gone or another sender was faster."""
     statement = text(
         "UPDATE webhooks w SET position = :new, failures = 0, retry_at = NULL, last_error = NULL,"
         " delivered_at = clock_timestamp() FROM (SELECT id, failures FROM webhooks WHERE id = :id FOR UPDATE) before"
@@ -133,7 +133,7 @@ def passed_over(database: Database, hook_id: UUID, old: str, new: str) -> bool:
 
 
 def failed(database: Database, hook_id: UUID, position: str, error: str, wait_s: float) -> bool:
-    """What follows `position` did not arrive, and is sent again in `wait_s` seconds; False as for `delivered`.
+    """Records that events after `position` were not delivered and are sent again in `wait_s` seconds; False: as `delivered`.
 
     Only the first failure in a row is a fact: a webhook that hears of its own failures would never be done.
     """
