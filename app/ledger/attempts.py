@@ -126,7 +126,7 @@ def claim(database: Database, message: WakeUpMessage, instance_id: UUID, *, leas
 def claim_any(database: Database, instance_id: UUID, *, lease_s: float) -> Claim | None:
     """Claims the oldest attempt that waits for this instance's mode and class; used after a stale message.
 
-    Skips attempts queued for another host: that host claims them, or the dispatcher soon moves them to the common queue.
+    Skips attempts queued for another host: it claims them, or the dispatcher soon moves them to the common queue.
     """
     row = database.sql(
         "SELECT a.id, a.number FROM attempts a JOIN instances i"

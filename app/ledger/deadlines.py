@@ -26,7 +26,7 @@ _FAILURE = Failure(error="StaleWriter", message="its deadline has passed and its
 
 
 def expire(connection: Connection, retry: RetryPolicy) -> list[UUID]:
-    """Ends tasks past their deadline: waiting ones at once, running ones by a cancel request; returns attempts to nudge.
+    """Ends tasks past their deadline: waiting ones at once, running ones by a request; returns the attempts to nudge.
 
     Waits for no lock: tasks that are being claimed or finished at this moment are checked again the next time.
     """
@@ -111,7 +111,7 @@ class DeadlineSet:
 def set_deadline(database: Database, run: str, at: datetime | None) -> DeadlineSet:
     """Sets, moves or (None) removes the deadline of a run. run: its id, the end of its id, or its name. `at` has a zone.
 
-    Raises: UnknownName; AmbiguousName; SpecInvalid: it is not in the future, or the run has ended: nothing was changed.
+    Raises: UnknownName; AmbiguousName; SpecInvalid: it is not in the future, or the run has ended: nothing changed.
     """
     run_id = results.find(database, "runs", run)
     with database.begin() as connection:

@@ -305,7 +305,7 @@ def store_artifacts(connection: Connection, artifacts: Sequence[tuple[UUID, Arti
 def record_teardown(
     database: Database, claimed: Claim, found: Mapping[str, Any], samples: Mapping[str, Any] | None = None
 ) -> None:
-    """Records that this host has released all resources of the attempt. Allowed after its end: the outcome is unchanged.
+    """Records that this host has released the attempt's resources. Allowed after its end: the outcome is unchanged.
 
     samples: memory and processors, by purpose of the environment; they are in no event.
 

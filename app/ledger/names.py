@@ -51,7 +51,7 @@ def _names(database: Database, kind: str, user_name: str | None) -> list[str]:
 
 
 def namesakes(database: Database, task_id: UUID, user_name: str | None) -> tuple[int, int, int]:
-    """Counts other tasks with the task's name, the other runs with such tasks, and tasks with the same RUN/NAME#REPLICA.
+    """Counts other tasks with the task's name, other runs with such tasks, and tasks with the same RUN/NAME#REPLICA.
 
     user_name: whose; None: everybody's.
     """

@@ -282,7 +282,7 @@ FOR UPDATE OF a SKIP LOCKED
 
 
 def stop_superseded(connection: Connection, lease_s: float, retry: RetryPolicy) -> NoticesDue:
-    """Repeats the stop notice to superseded attempts that still run, as a message may be lost; ends those that do not stop."""
+    """Repeats the stop notice to running superseded attempts (a message may be lost); ends those that do not stop."""
     rows = connection.execute(_SUPERSEDED, {"grace": GRACE_S, "silence": SILENCE_S, "lease": lease_s}).all()
     away = [row.id for row in rows if row.slow or row.silent]
     gradings.take_away(connection, away, _FAILURE, EndReason.SUPERSEDED, retry)

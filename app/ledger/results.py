@@ -286,7 +286,7 @@ class StoredTrajectory:
 
 
 def trajectory_of(database: Database, run: str, task_id: UUID, name: str) -> StoredTrajectory:
-    """Finds the trajectory recorded in `run` (an id or the end of one) of the task `name`; if possible of the same replica.
+    """Finds the trajectory of task `name` in `run` (an id or the end of one), if possible of the same replica.
 
     run: of several agents with the one meant, `RUN@AGENT`.
     Raises: UnknownName, AmbiguousName: no such run; SpecInvalid: it has no such task, no trajectory of it, or several

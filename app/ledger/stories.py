@@ -66,7 +66,7 @@ class OtherUser:
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """Position of a task in its queue (1 is next), and the tasks in the neighboring queues."""
+    """Position of a task in its queue (1 is next), and the other users of the same mode and class."""
 
     position: int
     length: int
@@ -85,7 +85,7 @@ class CurrentState:
 
 @dataclass(frozen=True, slots=True)
 class TaskStory:
-    """Everything there is to say about a task's time."""
+    """Complete account of a task's time."""
 
     task_id: UUID
     run_id: UUID

@@ -209,7 +209,7 @@ def follow(
 
 
 def wait_for_news(listener: Listener, stop: threading.Event) -> None:
-    """Until something may have happened; a burst of nudges is one. Raises: DatabaseUnavailable."""
+    """Waits until something may have happened; a burst of nudges counts once. Raises: DatabaseUnavailable."""
     if listener.wait(_TICK_S):
         stop.wait(_BREATH_S)
         while listener.wait(0.0) and not stop.is_set():
@@ -224,7 +224,7 @@ _LOOK = text(
 
 
 def _look(connection: Connection, since: TransactionSnapshot) -> TransactionSnapshot:
-    """Reads the snapshot of transactions decided by now. Raises: SpecInvalid: `since` is not of this database's past."""
+    """Reads the snapshot of transactions decided by now. Raises: SpecInvalid: `since` is not in this database's past."""
     written, newest = connection.execute(_LOOK).one()
     _, server_end, running = str(written).split(":")
     if since.end > int(server_end):
@@ -250,8 +250,8 @@ _INTERVAL = (
 )
 _BY_TRANSACTION = f"{_INTERVAL} AND id > :last_id"
 _BY_ID = f"id > :last_id AND CASE WHEN {_INTERVAL} THEN true ELSE false END"
-"""The same. The planner cannot see into the CASE and takes it for half of the rows, so that it walks the ids in order
-until the page is full, instead of sorting all that is left for every page."""
+"""Same condition as `_BY_TRANSACTION`. The planner estimates the CASE at half of the rows, so it reads the ids in order
+until the page is full, instead of sorting all remaining rows for every page."""
 
 
 def _fetch(connection: Connection, interval: Position, limit: int, wanted: EventFilter) -> list[EventRecord]:

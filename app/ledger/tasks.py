@@ -41,7 +41,7 @@ def _cancel(database: Database, task_ids: Sequence[UUID]) -> tuple[list[UUID], l
 
 
 def end(connection: Connection, task_ids: Sequence[UUID], reason: EndReason) -> tuple[list[UUID], list[UUID]]:
-    """Cancels tasks in one round; returns the running attempts to notify, and the tasks that are being claimed right now.
+    """Cancels tasks in one round; returns the running attempts to notify, and the tasks being claimed right now.
 
     The first reason that a task is given stays. The tasks are locked first, so that none of them is admitted meanwhile.
     A claim takes its attempt and then its task: an attempt that is locked is being claimed, and is not waited for, so

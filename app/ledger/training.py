@@ -67,7 +67,7 @@ def version_state(database: Database, policy: str, version: str) -> str | None:
 
 
 def reached(database: Database, policy: str, version: str) -> str | None:
-    """Returns the state as `version_state`, but `live` if a newer version is live: this one can never become live then."""
+    """Returns the state as `version_state`, but `live` if a newer version is live: this one can never be live then."""
     statement = (
         "SELECT CASE WHEN EXISTS (SELECT FROM policy_versions n WHERE n.policy = p.policy AND n.number >= p.number"
         " AND n.state = 'live') THEN 'live' ELSE state END FROM policy_versions p"

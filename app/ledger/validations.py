@@ -123,7 +123,7 @@ WHERE t.run_id = :run
 
 
 def states_of_run(database: Database, run_id: UUID) -> dict[UUID, ImageState]:
-    """Returns the states of a run's tasks that were validated on exactly the image that they ran on; others are absent."""
+    """Returns the states of a run's tasks that were validated on exactly their image; other tasks are absent."""
     with database.begin() as connection:
         rows = sql(connection, _KNOWN, {"run": run_id}).all()
         if not rows:

@@ -113,7 +113,7 @@ def remove(database: Database, name: str) -> Hook:
 
 
 def delivered(database: Database, hook_id: UUID, old: str, new: str) -> bool:
-    """Records delivery of the events after `old` up to `new`; False: the webhook is gone or another sender was faster."""
+    """Records delivery of events after `old` up to `new`; False: the webhook is deleted or another sender was faster."""
     statement = text(
         "UPDATE webhooks w SET position = :new, failures = 0, retry_at = NULL, last_error = NULL,"
         " delivered_at = clock_timestamp() FROM (SELECT id, failures FROM webhooks WHERE id = :id FOR UPDATE) before"
@@ -133,9 +133,9 @@ def passed_over(database: Database, hook_id: UUID, old: str, new: str) -> bool:
 
 
 def failed(database: Database, hook_id: UUID, position: str, error: str, wait_s: float) -> bool:
-    """Records that events after `position` were not delivered and are sent again in `wait_s` seconds; False: as `delivered`.
+    """Records that events after `position` did not arrive; they are sent again in `wait_s` seconds. False: as `delivered`.
 
-    Only the first failure in a row is a fact: a webhook that hears of its own failures would never be done.
+    Only the first failure in a row is an event: a webhook that receives its own failures would never finish.
     """
     statement = text(
         "UPDATE webhooks SET failures = failures + 1, last_error = :error,"
