@@ -52,12 +52,12 @@ class TranscriptChecks:
                 log.warning("transcripts.not_checked", run_id=str(run_id), exit_code=child.returncode)
 
     def _called_a_model(self, run_id: UUID) -> bool:
-        asked = "SELECT FROM tasks WHERE run_id = :run AND model IS NOT NULL LIMIT 1"
-        return self._database.sql(asked, {"run": run_id}).first() is not None
+        statement = "SELECT FROM tasks WHERE run_id = :run AND model IS NOT NULL LIMIT 1"
+        return self._database.sql(statement, {"run": run_id}).first() is not None
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Check one run's, and keep what was found."""
+    """Checks one run's, and keep what was found."""
     os.nice(10)  # the threads beside it go first
     settings, run_id = load(), UUID(arguments[0])
     logs.configure(settings.log_level)

@@ -98,7 +98,7 @@ def parameters(settings: Settings, *, recent_s: float = _RECENT_S) -> dict[str, 
 def look(
     database: Database, settings: Settings, memory: Memory | None = None, *, recent_s: float = _RECENT_S
 ) -> AuditResult:
-    """Every check, in one snapshot; nothing is changed.
+    """Returns every check, in one snapshot; nothing is changed.
 
     memory: of the last look, so that a limit lowered since then does not count as broken. recent_s: how far back ended
     tasks and instances are looked at.
@@ -106,7 +106,7 @@ def look(
     values = parameters(settings, recent_s=recent_s)
     with database.begin() as connection:
         sql(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        found = [_checked(connection, check, values) for check in CHECKS]
+        checked = [_checked(connection, check, values) for check in CHECKS]
         over, remembered = _over_use(connection, capacity_of(connection, settings), memory or Memory())
         defined = classes.load(connection, settings)
         lines = {
@@ -115,13 +115,13 @@ def look(
         }
         closed = _no_capacity(connection, defined, [(mode, name) for mode, name, _, _ in lines.values()])
         ages = dict(sql(connection, AGES).one()._mapping)
-    findings = [finding for finding, _ in found if finding.count]
+    findings = [finding for finding, _ in checked if finding.count]
     return AuditResult(
         findings=(*findings, *over, *closed),
         ages=ages,
         lines={queue: (waiting, oldest_s) for queue, (_, _, waiting, oldest_s) in lines.items()},
         memory=remembered,
-        every={finding.name: ids for finding, ids in found if finding.count},
+        every={finding.name: ids for finding, ids in checked if finding.count},
     )
 
 
@@ -163,11 +163,11 @@ def _over_use(connection: Connection, capacity: Capacity, memory: Memory) -> tup
         if row.used > bound:
             over.setdefault(row.tier, []).append(f"{row.key}: {row.used:g} of {most:g}")
         allowed[key] = bound if row.used > bound else max(row.used, float("inf") if most is None else float(most))
-    found = [
+    findings = [
         AuditFinding(f"{tier}.over_capacity", Severity.CRITICAL, _TIERS[tier], len(keys), tuple(sorted(keys)[:SHOWN]))
         for tier, keys in over.items()
     ]
-    return found, Memory(allowed)
+    return findings, Memory(allowed)
 
 
 def _no_capacity(
@@ -194,7 +194,7 @@ def _no_capacity(
 
 
 def repair(database: Database, settings: Settings, seen: AuditResult, retry: RetryPolicy) -> tuple[AuditFinding, ...]:
-    """Repair what is safe; the findings, with how many rows of each were repaired.
+    """Repairs what is safe; the findings, with how many rows of each were repaired.
 
     Every row is locked and looked at again first: what has moved since is left alone. Safe to run twice at once.
 
@@ -237,13 +237,13 @@ _KEYS = {
 
 
 def _among(table: str) -> str:
-    """A condition: the row is one of `:ids`."""
+    """Returns a condition: the row is one of `:ids`."""
     key, array = _KEYS.get(table, ("id", "uuid[]"))
     return f"{key} = ANY(CAST(:ids AS {array}))"
 
 
 def _confirmed(connection: Connection, check: Invariant, ids: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-    """The ids that still break the invariant, locked; rows that are locked already are skipped."""
+    """Returns the ids that still break the invariant, locked; rows that are locked already are skipped."""
     key = _KEYS.get(check.table, ("id", ""))[0]
     lock = f"SELECT ({key})::text FROM {check.table} WHERE {_among(check.table)} FOR UPDATE SKIP LOCKED"  # noqa: S608
     locked = list(sql(connection, lock, {"ids": list(ids)}).scalars())

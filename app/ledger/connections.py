@@ -51,12 +51,12 @@ def connected(database: Database, instance_id: UUID, *, silent_s: float) -> Iter
 
 
 def key_of(instance_id: UUID) -> int:
-    """The lock of an instance: 31 bits of the random end of its id, above the locks with names."""
+    """Returns the lock of an instance: 31 bits of the random end of its id, above the locks with names."""
     return 1 << 30 | int.from_bytes(instance_id.bytes[-4:]) & (1 << 30) - 1
 
 
 def locked(database: Database) -> tuple[set[int], bool]:
-    """The locks that are held, and whether the server has run long enough for a missing one to mean something.
+    """Returns the locks that are held, and whether the server has run long enough for a missing one to mean something.
 
     Raises: DatabaseUnavailable.
     """

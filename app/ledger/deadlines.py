@@ -111,7 +111,7 @@ class DeadlineSet:
 def set_deadline(database: Database, run: str, at: datetime | None) -> DeadlineSet:
     """Sets, moves or (None) removes the deadline of a run. run: its id, the end of its id, or its name. `at` has a zone.
 
-    Raises: UnknownName; AmbiguousName; SpecInvalid: it is not in the future, or the run has ended: nothing changed.
+    Raises: UnknownName; AmbiguousName; SpecInvalid: it is not in the future, or the run has ended.
     """
     run_id = results.find(database, "runs", run)
     with database.begin() as connection:

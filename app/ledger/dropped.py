@@ -22,7 +22,7 @@ class LengthBucket:
 
     @property
     def share(self) -> float:
-        """Share of the ended replicas that were dropped: long ones, where a quorum prefers short trajectories."""
+        """Shares of the ended replicas that were dropped: long ones, where a quorum prefers short trajectories."""
         return self.superseded / self.ended
 
 

@@ -85,20 +85,20 @@ def histograms(connection: Connection, after: datetime | None, until: datetime) 
 
 
 def finished(after: datetime | None) -> str:
-    """A condition on attempts; `:until` and, unless None, `:after` are bound by the caller."""
+    """Returns a condition on attempts; `:until` and, unless None, `:after` are bound by the caller."""
     return "a.finished_at <= :until" + ("" if after is None else " AND a.finished_at > :after")
 
 
 def added(one: Mapping[str, PhaseHistogram], more: Sequence[PhaseHistogram]) -> dict[str, PhaseHistogram]:
     """Adds newly counted histograms to the earlier ones."""
-    found = dict(one)
+    sums = dict(one)
     for new in more:
         key = f"{new.kind} {new.path} {new.phase}"
-        old = found.get(key)
+        old = sums.get(key)
         counts = new.counts if old is None else tuple(a + b for a, b in zip(old.counts, new.counts, strict=True))
         sum_s = new.sum_s + (old.sum_s if old else 0.0)
-        found[key] = PhaseHistogram(new.kind, new.path, new.phase, counts, sum_s)
-    return found
+        sums[key] = PhaseHistogram(new.kind, new.path, new.phase, counts, sum_s)
+    return sums
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def _story(row: Row[Any], tries: Sequence[AttemptStory], now: CurrentState | Non
 
 
 def queue_of_task(row: Row[Any]) -> QueueKey:
-    """The queue that a task (or an aggregate of tasks) waits in."""
+    """Returns the queue that a task (or an aggregate of tasks) waits in."""
     return QueueKey(Mode(row.requested_mode), row.resource_class, row.user_name)
 
 
@@ -108,10 +108,10 @@ def history(
             "now": now,
         },
     )
-    found: dict[str, list[tuple[datetime, datetime]]] = defaultdict(list)
+    by_limit: dict[str, list[tuple[datetime, datetime]]] = defaultdict(list)
     for row in rows:
-        found[row.limit_name].append((row.since, row.until))
-    return {limit: LimitIntervals(intervals) for limit, intervals in found.items()}
+        by_limit[row.limit_name].append((row.since, row.until))
+    return {limit: LimitIntervals(intervals) for limit, intervals in by_limit.items()}
 
 
 def due_at(row: Row[Any], window: WaitingWindow) -> datetime | None:
@@ -135,7 +135,7 @@ def waited(
 
 
 def _attempt_stories(connection: Connection, row: Row[Any], attempts: Sequence[Row[Any]]) -> list[AttemptStory]:
-    """The attempts, and one more that has no row yet when the task waits or has ended in line."""
+    """Returns the attempts, and one more that has no row yet when the task waits or has ended in line."""
     reopened = sql(
         connection, "SELECT at FROM events WHERE task_id = :id AND kind = 'task.reopened'", {"id": row.id}
     ).scalars()
@@ -143,7 +143,7 @@ def _attempt_stories(connection: Connection, row: Row[Any], attempts: Sequence[R
     waiting = {window.attempt: window for window in windows(row.accepted_at, row.finished_at, tried, reopened)}
     limits = history(connection, queue_of_task(row), row.run_id, row.accepted_at, row.now)
     last = max(waiting, default=0)
-    found = []
+    stories = []
     for number in range(1, max(last, len(attempts)) + 1):
         steps = []
         if window := waiting.get(number):
@@ -157,24 +157,24 @@ def _attempt_stories(connection: Connection, row: Row[Any], attempts: Sequence[R
             steps.append(PhaseStep(LINE, window.begin, window.end, window.seconds(row.now), tuple(shares), during))
         attempt = attempts[number - 1] if number <= len(attempts) else None
         if attempt is None:
-            found.append(
+            stories.append(
                 AttemptStory(
                     number, "waiting" if not row.finished_at else row.state, "", None, None, None, tuple(steps)
                 )
             )
         else:
-            found.append(_try(attempt, steps + _steps(attempt, row.now)))
-    return found
+            stories.append(_try(attempt, steps + _steps(attempt, row.now)))
+    return stories
 
 
 def _steps(attempt: Row[Any], now: datetime) -> list[PhaseStep]:
     reached = {Phase(name): datetime.fromisoformat(at) for name, at in attempt.phases.items() if at}
     waits: dict[str, list[Share]] = defaultdict(list)
-    found = spans(reached, attempt.dispatched_at, attempt.finished_at, now)
-    last = found[-1].phase if found else ""
+    phases = spans(reached, attempt.dispatched_at, attempt.finished_at, now)
+    last = phases[-1].phase if phases else ""
     for limit, seconds in attempt.waits.items():
         waits[phase_of_limit(limit) or last].append(Share(limit, float(seconds)))
-    return [PhaseStep(o.phase, o.begin, o.end, o.seconds, tuple(waits[o.phase])) for o in found]
+    return [PhaseStep(o.phase, o.begin, o.end, o.seconds, tuple(waits[o.phase])) for o in phases]
 
 
 def _try(attempt: Row[Any], steps: Sequence[PhaseStep]) -> AttemptStory:
@@ -235,11 +235,11 @@ def _in_line(
 
 def comes_after(connection: Connection, run_id: UUID) -> str:
     """Describes the upstream tasks that the waiting tasks of a run depend on."""
-    found = graphs.waits_for(connection, run_id)
-    if found is None:
+    upstream = graphs.waits_for(connection, run_id)
+    if upstream is None:
         return "is put in line with the next pass: the tasks that it comes after have succeeded"
-    others = f", and {found.tasks - 1} more" if found.tasks > 1 else ""
-    return f"waits for task {found.name} ({found.task_id}), which is {found.state}{others}"
+    others = f", and {upstream.tasks - 1} more" if upstream.tasks > 1 else ""
+    return f"waits for task {upstream.name} ({upstream.task_id}), which is {upstream.state}{others}"
 
 
 _BEFORE = text("""
@@ -253,7 +253,7 @@ FROM tasks WHERE state = 'pending' AND in_line AND requested_mode = :mode AND re
 
 
 def _place(connection: Connection, row: Row[Any], state: SchedulerState) -> QueuePosition:
-    """The order of a queue is that of its index: see `app.ledger.waiting.heads`."""
+    """Finds a task's place in its queue, in the order of the queue's index: see `app.ledger.waiting.heads`."""
     own = connection.execute(
         _BEFORE,
         {

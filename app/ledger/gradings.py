@@ -69,7 +69,7 @@ def hand_over(
     artifacts: Sequence[Artifact] = (),
     waits: Mapping[str, float] | None = None,
 ) -> None:
-    """The agent has ended: free the attempt's slot, and queue its grading. Raises: StaleWriter: nothing was written."""
+    """Frees the slot of an attempt whose agent ended; queues its grading. Raises: StaleWriter: nothing was written."""
     values = {
         "id": claimed.attempt_id,
         "number": claimed.number,
@@ -128,11 +128,11 @@ def queue_again(database: Database, attempt_ids: Sequence[UUID]) -> set[UUID]:
     Returns the tasks; one of which nothing was left to a grader, or that has gone on, is passed over.
     """
     with database.begin() as connection:
-        found = list(connection.execute(_FAILED, {"ids": list(attempt_ids)}).scalars())
-        for move in _MOVES if found else ():
-            sql(connection, f"UPDATE tasks SET {move} WHERE id = ANY(:ids)", {"ids": found})  # noqa: S608 (no input)
-        values = {"tasks": found, "new": [uuids.uuid7() for _ in found]}
-        queued = set(connection.execute(_QUEUE_AGAIN, values).scalars()) if found else set()
+        task_ids = list(connection.execute(_FAILED, {"ids": list(attempt_ids)}).scalars())
+        for move in _MOVES if task_ids else ():
+            sql(connection, f"UPDATE tasks SET {move} WHERE id = ANY(:ids)", {"ids": task_ids})  # noqa: S608 (no input)
+        values = {"tasks": task_ids, "new": [uuids.uuid7() for _ in task_ids]}
+        queued = set(connection.execute(_QUEUE_AGAIN, values).scalars()) if task_ids else set()
         events.wake_dispatcher(connection)
     return queued
 
@@ -166,7 +166,7 @@ FROM room CROSS JOIN LATERAL (
 
 
 def unpublished(connection: Connection, older_than_s: float) -> list[QueuedMessage]:
-    """The next gradings whose message was not sent in `older_than_s`, as many as graders will soon take."""
+    """Returns the next gradings whose message was not sent in `older_than_s`, as many as graders will soon take."""
     rows = connection.execute(_DUE, {"age": older_than_s})
     return [
         QueuedMessage(
@@ -180,7 +180,7 @@ def unpublished(connection: Connection, older_than_s: float) -> list[QueuedMessa
 
 
 def mark_published(connection: Connection, attempt_ids: Sequence[UUID]) -> None:
-    """Note that messages of these gradings are in the broker; those that are being claimed are skipped."""
+    """Notes that messages of these gradings are in the broker; those that are being claimed are skipped."""
     sql(
         connection,
         "UPDATE gradings SET published_at = clock_timestamp() WHERE attempt_id IN (SELECT attempt_id FROM gradings"
@@ -190,7 +190,7 @@ def mark_published(connection: Connection, attempt_ids: Sequence[UUID]) -> None:
 
 
 def give_back(database: Database, message: WakeUpMessage) -> None:
-    """Return a message unclaimed, from a grader that takes nothing new: the dispatcher sends it again at once."""
+    """Returns a message unclaimed, from a grader that takes nothing new: the dispatcher sends it again at once."""
     with database.begin() as connection:
         sql(
             connection,
@@ -234,7 +234,7 @@ SELECT * FROM moved
 
 
 def claim(database: Database, message: WakeUpMessage, instance_id: UUID, *, lease_s: float) -> GradingClaim | None:
-    """Take a grading for a grader, with a lease; None when there is nothing to take (a stale or doubled message).
+    """Takes a grading for a grader, with a lease; None when there is nothing to take (a stale or doubled message).
 
     Safe to repeat by an instance that has not got it in hand. Raises: DatabaseUnavailable: it may have been done.
     """
@@ -281,7 +281,7 @@ SELECT attempt_id, over FROM held
 
 
 def put_back(database: Database, claimed: Claim, failure: Failure | None, retry: RetryPolicy) -> bool:
-    """Give a grading to another grader. False: it has failed too often, or its task is cancelled; nothing was written.
+    """Gives a grading to another grader. False: it has failed too often, or its task is cancelled; nothing was written.
 
     failure: why it failed; None: its grader was told to stop, which is no fault. Raises: StaleWriter.
     """
@@ -294,7 +294,7 @@ def put_back(database: Database, claimed: Claim, failure: Failure | None, retry:
 def lose(
     connection: Connection, attempt_ids: Sequence[UUID], failure: Failure | None, retry: RetryPolicy
 ) -> list[UUID]:
-    """Take gradings away from their graders, within the caller's transaction; the attempts that ended by it.
+    """Takes gradings away from their graders, within the caller's transaction; the attempts that ended by it.
 
     failure: as of `put_back`. A grading that has been lost too often ends its attempt, and so does a cancelled task.
     """
@@ -310,7 +310,7 @@ def lose(
 def take_away(
     connection: Connection, attempt_ids: Sequence[UUID], failure: Failure, end_reason: EndReason, retry: RetryPolicy
 ) -> list[UUID]:
-    """Take attempts from their workers and gradings from their graders; the attempts that ended by it."""
+    """Takes attempts from their workers and gradings from their graders; the attempts that ended by it."""
     ended = lose(connection, attempt_ids, failure, retry)
     return ended + ends.lose(connection, [one for one in attempt_ids if one not in ended], failure, end_reason, retry)
 

@@ -51,7 +51,7 @@ _MARK = text(
 
 
 def add(connection: Connection, run_id: UUID, upstream: ComesAfter) -> None:
-    """Keep what a new run comes after; its tasks are written with `waits`. Locks those, until the caller commits.
+    """Keeps what a new run comes after; its tasks are written with `waits`. Locks those, until the caller commits.
 
     What has ended already is marked, too: the next pass releases or cancels, as ever.
     """
@@ -120,7 +120,7 @@ UPDATE tasks e SET has_dependents = false WHERE e.id = ANY(CAST(:ids AS uuid[]))
 
 
 def settle(connection: Connection, most: int) -> int:
-    """Release or cancel what waited for tasks that have ended, at most about `most`; how many.
+    """Releases or cancel what waited for tasks that have ended, at most about `most`; how many.
 
     The caller holds `admission.in_turn`. What a failure cancels may have dependents of its own: on down the graph.
     """
@@ -139,12 +139,12 @@ def settle(connection: Connection, most: int) -> int:
 
 
 def _settle(connection: Connection, ended: Sequence[Row[Any]], most: int) -> int:
-    done = [row.id for row in ended if row.state == "succeeded"]
+    succeeded = [row.id for row in ended if row.state == "succeeded"]
     over = [row.id for row in ended if row.state != "succeeded"]
-    ready = list(connection.execute(_READY, {"ids": done}).scalars()) if done else []
+    ready = list(connection.execute(_READY, {"ids": succeeded}).scalars()) if succeeded else []
     released = connection.execute(_RELEASE, {"runs": ready, "most": most}).all() if ready else []
     cancelled = connection.execute(_CANCEL, {"ids": over, "most": most}).all() if over else []
-    connection.execute(_SEEN_TO, {"ids": done + over, "runs": ready})
+    connection.execute(_SEEN_TO, {"ids": succeeded + over, "runs": ready})
     events.append(connection, *(Fact("task.released", row.run_id, row.id) for row in released))
     _tell_cancelled(connection, cancelled)
     events.tell_outcome(connection, [row.id for row in cancelled])
@@ -170,7 +170,7 @@ _WAIT_FOR_NOTHING = text(
 
 
 def look_again(database: Database, task_ids: Sequence[UUID]) -> int:
-    """See to what these wait for, as if that had ended just now; how many of all were released or cancelled."""
+    """Sees to what these wait for, as if that had ended just now; how many of all were released or cancelled."""
     values = {"ids": list(task_ids)}
     with database.begin() as connection:
         admission.in_turn(connection)
@@ -210,7 +210,7 @@ def downstream(connection: Connection, task_ids: Sequence[UUID]) -> list[UUID]:
 
 
 def say_why(connection: Connection, task_ids: Sequence[UUID]) -> None:
-    """Keep with those that were cancelled because they come after a task that was, which task that is."""
+    """Keeps with those that were cancelled because they come after a task that was, which task that is."""
     _tell_cancelled(connection, connection.execute(_SAY_WHY, {"ids": list(task_ids)}).all())
 
 
@@ -252,10 +252,10 @@ def to_retry(connection: Connection, task_ids: Sequence[UUID]) -> list[UUID]:
     """
     rows = connection.execute(_AGAIN, {"ids": list(task_ids)}).all()
     over = connection.execute(_OVER, {"runs": list({row.run_id for row in rows})}).all()
-    kept = {row.id: row.run_id for row in rows}
-    while held := {row.run_id for row in over if row.on_task not in kept} & set(kept.values()):
-        kept = {task_id: run_id for task_id, run_id in kept.items() if run_id not in held}
-    return list(kept)
+    retried = {row.id: row.run_id for row in rows}
+    while held := {row.run_id for row in over if row.on_task not in retried} & set(retried.values()):
+        retried = {task_id: run_id for task_id, run_id in retried.items() if run_id not in held}
+    return list(retried)
 
 
 class WaitedFor(NamedTuple):
@@ -268,7 +268,7 @@ class WaitedFor(NamedTuple):
 
 
 def waits_for(connection: Connection, run_id: UUID) -> WaitedFor | None:
-    """None: all that the run comes after has succeeded."""
+    """Returns the tasks that the run waits for; None: all its upstream tasks have succeeded."""
     row = sql(
         connection,
         "SELECT u.id, u.name, u.state, count(*) OVER () AS tasks FROM (SELECT DISTINCT on_task"

@@ -46,7 +46,7 @@ DELETE FROM host_images h USING gone WHERE h.host = gone.name
 
 
 def report(database: Database, host: str, images: Collection[str]) -> None:
-    """All that a host has, now: only what has changed is written, and that it lives. Hosts that are gone are forgotten.
+    """Records a host's images and heartbeat; only changes are written. Deletes hosts that are gone.
 
     Raises: DatabaseUnavailable.
     """
@@ -56,7 +56,7 @@ def report(database: Database, host: str, images: Collection[str]) -> None:
 
 
 def stands_on(database: Database, instance_id: UUID, host: str) -> None:
-    """A standing instance tells where it is, before it is ready: only then are tasks placed on it.
+    """Records the host of a standing instance before the instance is ready: tasks are placed on it only afterwards.
 
     Raises: DatabaseUnavailable.
     """
@@ -67,16 +67,16 @@ def stands_on(database: Database, instance_id: UUID, host: str) -> None:
 
 
 def where(connection: Connection, images: Collection[str]) -> dict[str, set[str]]:
-    """The hosts that have each of these images; images on no host are left out."""
-    found: defaultdict[str, set[str]] = defaultdict(set)
+    """Returns the hosts that have each of these images; images on no host are left out."""
+    hosts: defaultdict[str, set[str]] = defaultdict(set)
     rows = sql(
         connection,
         "SELECT image, host FROM host_images WHERE image = ANY(CAST(:images AS text[]))",
         {"images": list(images)},
     )
     for row in rows:
-        found[row.image].add(row.host)
-    return dict(found)
+        hosts[row.image].add(row.host)
+    return dict(hosts)
 
 
 _FREE = text("""
@@ -96,13 +96,13 @@ FROM standing GROUP BY host
 
 
 def free_slots(connection: Connection, resource_class: str) -> dict[str, int]:
-    """Free slots of a standing pool that no message is on its way to, by host; none below 0."""
+    """Frees slots of a standing pool that no message is on its way to, by host; none below 0."""
     rows = connection.execute(_FREE, {"class": resource_class})
     return {row.host: max(0, row.free) for row in rows}
 
 
 def standing(connection: Connection) -> dict[str, frozenset[str]]:
-    """The hosts with standing instances that take work, and the resource classes that each serves."""
+    """Returns the hosts with standing instances that take work, and the resource classes that each serves."""
     rows = sql(
         connection,
         "SELECT host, array_agg(DISTINCT resource_class) AS classes FROM instances"
@@ -138,25 +138,25 @@ class EnvironmentCache:
         with self._lock:
             if len(self._cached) > _MOST_CACHED:
                 self._cached.clear()
-            found = {digest: self._cached[digest] for digest in digests if digest in self._cached}
-        if unknown := [digest for digest in digests if digest not in found]:
+            environments = {digest: self._cached[digest] for digest in digests if digest in self._cached}
+        if unknown := [digest for digest in digests if digest not in environments]:
             rows = connection.execute(_ENVIRONMENTS, {"digests": unknown})
-            found |= {row.digest: _environment(row.environment) for row in rows}
+            environments |= {row.digest: _environment(row.environment) for row in rows}
             with self._lock:
-                self._cached.update(found)
-        return {digest: environment for digest, environment in found.items() if environment is not None}
+                self._cached.update(environments)
+        return {digest: environment for digest, environment in environments.items() if environment is not None}
 
 
 def _environment(stored: object) -> EnvironmentSpec | None:
     try:
-        found = EnvironmentSpec.model_validate(stored)
+        environment = EnvironmentSpec.model_validate(stored)
     except ValidationError:
         return None
-    return None if found.kind in (*IMAGELESS, EnvironmentKind.KUBERNETES) else found
+    return None if environment.kind in (*IMAGELESS, EnvironmentKind.KUBERNETES) else environment
 
 
 def spec_digests(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, str]:
-    """The digest of each of these tasks' specs."""
+    """Returns the digest of each of these tasks' specs."""
     statement = "SELECT id, spec_digest FROM tasks WHERE id = ANY(CAST(:ids AS uuid[]))"
     return {row.id: row.spec_digest for row in sql(connection, statement, {"ids": list(task_ids)})}
 
@@ -171,8 +171,8 @@ class ImagesOfTasks:
     def of(self, connection: Connection, task_ids: Sequence[UUID]) -> Mapping[UUID, str]:
         """Images by task; empty where a task needs none, or a newer version wrote its spec."""
         digests = spec_digests(connection, task_ids)
-        found = self._environments.load(connection, set(digests.values()))
-        images = {digest: self._key(environment) for digest, environment in found.items()}
+        environments = self._environments.load(connection, set(digests.values()))
+        images = {digest: self._key(environment) for digest, environment in environments.items()}
         return {task_id: images.get(digest, "") for task_id, digest in digests.items()}
 
 

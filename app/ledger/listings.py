@@ -119,7 +119,7 @@ def id_of(moment: float) -> UUID:
 
 
 def outcome_letters(database: Database, run_id: UUID) -> str:
-    """A letter of `OUTCOMES` for each attempt of a run, by task in the order of acceptance.
+    """Returns a letter of `OUTCOMES` for each attempt of a run, by task in the order of acceptance.
 
     A task that waits for an attempt, or never had one, has a letter for that. An attempt before the last has a capital.
     """
@@ -136,7 +136,7 @@ def outcome_letters(database: Database, run_id: UUID) -> str:
 
 
 def cell_at(database: Database, run_id: UUID, index: int, number: int) -> Row[Any] | None:
-    """The task at a place of that order, 0 the first, and its attempt of a number; None: it has none."""
+    """Returns the task at a place of that order, 0 the first, and its attempt of a number; None: it has none."""
     statement = """
         SELECT t.id AS task_id, a.id AS attempt_id FROM (SELECT id FROM tasks WHERE run_id = :run ORDER BY id
         OFFSET :index LIMIT 1) t LEFT JOIN attempts a ON a.task_id = t.id AND a.number = :number"""
@@ -162,7 +162,7 @@ class LastHour:
 
     @property
     def loss(self) -> float | None:
-        """The share of attempts that were lost."""
+        """Returns the share of attempts that were lost."""
         return self.lost / self.ended if self.ended else None
 
 
@@ -181,18 +181,18 @@ FROM attempts WHERE id > :since AND finished_at > clock_timestamp() - interval '
 
 
 def waiting_queues(database: Database, settings: Settings, user_name: str = "") -> list[WaitingQueue]:
-    """Every queue in which tasks wait, the longest first; of one user when given."""
+    """Returns every queue in which tasks wait, the longest first; of one user when given."""
     with database.begin() as connection:
         rows = connection.execute(_QUEUES, {"user": user_name}).all()
         if not rows:
             return []
         state = limiting_factors.state(connection, settings)
-    found = []
+    queues = []
     for row in rows:
         queue = queue_of_task(row)
         bounds = tuple(state.factors(queue, row.run_id, row.waiting, row.models))
-        found.append(WaitingQueue(QueueNow(queue, row.waiting, bounds), row.oldest, row.run_id))
-    return found
+        queues.append(WaitingQueue(QueueNow(queue, row.waiting, bounds), row.oldest, row.run_id))
+    return queues
 
 
 def last_hour(connection: Connection, user_name: str = "") -> LastHour:

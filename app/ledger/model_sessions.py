@@ -60,7 +60,7 @@ def digest_of(token: str) -> str:
 
 
 def open_session(database: Database, claimed: Claim, token: str) -> None:
-    """Let the holder of `token` call models for this attempt, until it ends.
+    """Lets the holder of `token` call models for this attempt, until it ends.
 
     Raises: StaleWriter: the attempt is not ours any more.
     """
@@ -79,7 +79,7 @@ def close_session(database: Database, attempt_id: UUID) -> None:
 
 
 def settle_lost(database: Database, *, after_s: float = 30.0, most: int = 1000) -> int:
-    """Charge users for the calls of attempts that ended `after_s` ago with no worker to settle them; how many ended so.
+    """Charges users for calls of attempts that ended `after_s` ago without a worker to settle them; returns the count.
 
     Raises: DatabaseUnavailable.
     """
@@ -88,7 +88,7 @@ def settle_lost(database: Database, *, after_s: float = 30.0, most: int = 1000) 
 
 
 def session_of(connection: Connection, token: str) -> ModelSession | None:
-    """The session of this token; None: unknown."""
+    """Returns the session of this token; None: unknown."""
     row = connection.execute(_FIND, {"digest": digest_of(token)}).first()
     if row is None:
         return None
@@ -132,7 +132,7 @@ _USE = text(
 
 
 def new_token(database: Database) -> str:
-    """A control token. Raises: DatabaseUnavailable."""
+    """Returns a control token. Raises: DatabaseUnavailable."""
     token = f"mfc-{secrets.token_urlsafe(32)}"
     with database.begin() as connection:
         connection.execute(_EXPIRED)

@@ -44,7 +44,7 @@ def limit_name(run_id: UUID) -> str:
 
 
 def pause(database: Database, run: str, reason: str = "") -> Change:
-    """Admit nothing more of it. A second pause changes nothing: `since` and `reason` stay the first one's.
+    """Admits nothing more of it. A second pause changes nothing: `since` and `reason` stay the first one's.
 
     Raises: UnknownName; AmbiguousName.
     """
@@ -73,7 +73,7 @@ def _pause(connection: Connection, run_id: UUID, reason: str) -> Change:
 
 
 def resume(database: Database, run: str) -> Change:
-    """Admit its tasks again, at their old place in the queue. Raises: UnknownName; AmbiguousName."""
+    """Admits its tasks again, at their old place in the queue. Raises: UnknownName; AmbiguousName."""
     run_id = results.find(database, "runs", run)
     with database.begin() as connection:
         admission.in_turn(connection)
@@ -104,7 +104,7 @@ _CLOSE = text(
 
 
 def all_of(database: Database) -> list[Pause]:
-    """Every pause, oldest first, with how many tasks it keeps waiting."""
+    """Returns every pause, oldest first, with how many tasks it keeps waiting."""
     with database.begin() as connection:
         rows = sql(connection, "SELECT name, since, reason FROM pauses WHERE kind = 'run' ORDER BY since, name").all()
         return [Pause(UUID(row.name), row.since, row.reason, _waiting(connection, UUID(row.name))) for row in rows]
@@ -128,13 +128,13 @@ _BUDGET = text("SELECT budget_usd FROM runs WHERE id = :id FOR NO KEY UPDATE")
 
 
 def hold_spent(database: Database) -> list[UUID]:
-    """Pause every run that has spent its budget and still has tasks waiting; those paused now."""
-    found = [row.id for row in database.sql(_SPENT)]
-    return [run_id for run_id in found if _hold(database, run_id)]
+    """Pauses every run that has spent its budget and still has tasks waiting; those paused now."""
+    run_ids = [row.id for row in database.sql(_SPENT)]
+    return [run_id for run_id in run_ids if _hold(database, run_id)]
 
 
 def _hold(database: Database, run_id: UUID) -> bool:
-    """Pause it if that is still so."""
+    """Pauses it if that is still so."""
     with database.begin() as connection:
         admission.in_turn(connection)
         budget_usd = connection.execute(_BUDGET, {"id": run_id}).scalar()
@@ -146,7 +146,7 @@ def _hold(database: Database, run_id: UUID) -> bool:
 
 
 def set_budget(database: Database, run: str, budget_usd: float | None) -> tuple[UUID, float]:
-    """Give a run another budget (None: no bound), and let it go on when that is more than it has spent.
+    """Gives a run another budget (None: no bound), and let it go on when that is more than it has spent.
 
     Returns its id and what it has spent. Raises: UnknownName, AmbiguousName; ValueError: not more than 0.
     """
@@ -173,7 +173,7 @@ def set_budget(database: Database, run: str, budget_usd: float | None) -> tuple[
 
 def spent_by(connection: Connection, run_id: UUID) -> float:
     """US dollars, of the calls whose price is known."""
-    found = sql(
+    rows = sql(
         connection, "SELECT coalesce(sum(cost_usd), 0) FROM model_calls WHERE run_id = :id", {"id": run_id}
     ).scalar_one()
-    return float(found)
+    return float(rows)

@@ -53,7 +53,7 @@ class EngineLoad:
 
 
 def report_host(database: Database, host: str, pressure: HostPressure) -> None:
-    """Keep a host's report, once it is known by its images (`host_images.report`). Raises: DatabaseUnavailable."""
+    """Keeps a host's report, once it is known by its images (`host_images.report`). Raises: DatabaseUnavailable."""
     database.sql(
         "UPDATE hosts SET cores = :cores, cpu_pressure = :cpu, memory_available = :memory_available,"
         " pressure_at = clock_timestamp() WHERE name = :host",
@@ -71,7 +71,7 @@ ON CONFLICT (gateway, url) DO UPDATE SET models = excluded.models, inside = excl
 
 
 def report_engines(database: Database, gateway: str, loads: Collection[EngineLoad]) -> None:
-    """Keep what a gateway, by a name that no other has, sees of its engines now. Raises: DatabaseUnavailable."""
+    """Keeps what a gateway, by a name that no other has, sees of its engines now. Raises: DatabaseUnavailable."""
     with database.begin() as connection:
         rows = [{"gateway": gateway, **asdict(load), "models": list(load.models)} for load in loads]
         if rows:
@@ -84,7 +84,7 @@ def report_engines(database: Database, gateway: str, loads: Collection[EngineLoa
 
 
 def engines(connection: Connection) -> list[EngineLoad]:
-    """The engines that gateways have reported in the last seconds; what several report of one is added up."""
+    """Returns the engines that gateways have reported in the last seconds; what several report of one is added up."""
     rows = sql(
         connection,
         "SELECT url, array_agg(DISTINCT model) AS models, sum(inside) FILTER (WHERE n = 1) AS inside,"

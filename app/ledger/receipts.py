@@ -31,7 +31,7 @@ class ObjectKind(StrEnum):
 
     @property
     def engines(self) -> bool:
-        """True when an engine lists it."""
+        """Whether an engine lists it."""
         return self.lister == "engine"
 
     @property
@@ -105,13 +105,13 @@ _VANISHED = text(
 
 
 def created(connection: Connection, things: Sequence[NewResource]) -> None:
-    """Record that these exist, within the caller's transaction. What is on record already keeps its line."""
+    """Records that these exist, within the caller's transaction. What is on record already keeps its line."""
     if things:
         connection.execute(_CREATED, _arrays(things))
 
 
 def destroyed(connection: Connection, things: Sequence[NewResource], by: Remover) -> None:
-    """Record that these are gone; one that was never recorded gets its whole line. Only the first end counts."""
+    """Records that these are gone; one that was never recorded gets its whole line. Only the first end counts."""
     if things:
         connection.execute(_DESTROYED, {**_arrays(things), "by": by.value})
 
@@ -290,7 +290,7 @@ def _object_line(row: Row[Any]) -> ObjectLine:
 
 
 def _why_it_stands(row: Row[Any]) -> tuple[str, bool]:
-    """The reason, and whether that is a good one."""
+    """Returns the reason, and whether that is a good one."""
     if row.kind == ObjectKind.NETWORK:
         return "kept for all runs of the installation; `megaflow down` removes it", True
     if row.attempt_state in LIVE_ATTEMPT:
@@ -307,13 +307,13 @@ def _why_it_stands(row: Row[Any]) -> tuple[str, bool]:
 
 
 def _counts(instances: Sequence[InstanceLine], objects: Sequence[ObjectLine]) -> dict[str, dict[str, int]]:
-    made: Counter[str] = Counter(line.kind.value for line in objects)
-    gone: Counter[str] = Counter(line.kind.value for line in objects if line.destroyed_at is not None)
-    made["instance"], gone["instance"] = len(instances), sum(line.ended for line in instances)
+    created: Counter[str] = Counter(line.kind.value for line in objects)
+    destroyed: Counter[str] = Counter(line.kind.value for line in objects if line.destroyed_at is not None)
+    created["instance"], destroyed["instance"] = len(instances), sum(line.ended for line in instances)
     return {
-        kind: {"made": made[kind], "gone": gone[kind], "standing": made[kind] - gone[kind]}
+        kind: {"made": created[kind], "gone": destroyed[kind], "standing": created[kind] - destroyed[kind]}
         for kind in ("instance", *ObjectKind)
-        if made[kind] or kind == "instance"
+        if created[kind] or kind == "instance"
     }
 
 
@@ -366,7 +366,7 @@ WHERE r.id = ANY(:due)
 
 
 def issue(database: Database) -> list[UUID]:
-    """Append the fact `run.receipt` for every run that has ended and whose things are gone, once each; those runs.
+    """Appends the fact `run.receipt` for every run that has ended and whose things are gone, once each; those runs.
 
     What a standing instance keeps for reuse is named in it, and not waited for. Safe to call from anywhere, at once.
     """

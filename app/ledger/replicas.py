@@ -92,7 +92,7 @@ def decide(facts: GroupFacts) -> GroupDecision:
 
 
 def settle(connection: Connection, group_id: UUID) -> list[UUID]:
-    """Close a group that is complete, or add what it needs; the running attempts that it no longer needs, to be told.
+    """Closes a group that is complete, or add what it needs; the running attempts that it no longer needs, to be told.
 
     Its row is locked until the caller's transaction ends. A group that was lost is looked at again: a person may have
     tried its tasks again.
@@ -145,7 +145,7 @@ CROSS JOIN LATERAL (
 
 
 def _locked(connection: Connection, group_id: UUID) -> _LockedGroup | None:
-    """None: it is closed."""
+    """Locks a group; None: it is closed."""
     held = connection.execute(_LOCK, {"group": group_id}).first()
     if held is None:
         return None

@@ -117,12 +117,12 @@ def run_status(database: Database, run_id: UUID) -> RunStatus:
 def runs(
     database: Database, limit: int = 50, *, user_name: str | None = None, before: UUID | None = None
 ) -> list[RunStatus]:
-    """The newest runs first; of one user, and older than the run `before`, when these are given."""
+    """Returns the newest runs first; of one user, and older than the run `before`, when these are given."""
     chosen = """(CAST(:user AS text) IS NULL OR r.user_name = :user)
         AND (CAST(:before AS uuid) IS NULL OR r.created_at < (SELECT created_at FROM runs WHERE id = :before))"""
     statement = text(f"{_STATUS} WHERE {chosen} ORDER BY r.created_at DESC LIMIT :limit")
-    found = database.sql(statement, {"limit": limit, "user": user_name, "before": before})
-    return [_status(row) for row in found]
+    rows = database.sql(statement, {"limit": limit, "user": user_name, "before": before})
+    return [_status(row) for row in rows]
 
 
 def open_networks(database: Database, run_id: UUID) -> int:
@@ -147,8 +147,8 @@ def pass_rates(database: Database, run_id: UUID, baselines: Collection[str] = ()
         WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool GROUP BY name, agent, model""")
     rows = database.sql(statement, {"id": run_id}).all()
     rows = [row for row in rows if row.agent not in baselines] or rows
-    if len(found := sorted({row.who for row in rows})) > 1:
-        who = ", ".join(found[:4])
+    if len(agents := sorted({row.who for row in rows})) > 1:
+        who = ", ".join(agents[:4])
         raise OptionInvalid(f"expected pass rates of one agent and model; found {who} in run {run_id}")
     return {row.name: row.rate for row in rows}
 
@@ -203,7 +203,7 @@ def task_ids(
     state: TaskState | None = None,
     limit: int | None = None,
 ) -> list[UUID]:
-    """The run's tasks in the order of their acceptance; those after one, in one state, at most `limit` of them."""
+    """Returns the run's task ids in order of acceptance; filtered by a preceding task, state and `limit`."""
     statement = """
         SELECT id FROM tasks WHERE run_id = :id AND (CAST(:after AS uuid) IS NULL OR id > :after)
             AND (CAST(:state AS text) IS NULL OR state = :state) ORDER BY id LIMIT :limit"""
@@ -222,10 +222,10 @@ def task_spec(database: Database, task_id: UUID) -> TaskSpec:
 
 def results(database: Database, ids: Sequence[UUID]) -> list[TaskResult]:
     """Tasks with all their attempts and artifacts, in the order of `ids`; three queries however many."""
-    wanted = {"ids": list(ids)}
+    values = {"ids": list(ids)}
     with database.begin() as connection:
-        tasks = {row.task_id: row._asdict() for row in connection.execute(_TASKS, wanted)}
-        tries = _attempts(connection, wanted)
+        tasks = {row.task_id: row._asdict() for row in connection.execute(_TASKS, values)}
+        tries = _attempts(connection, values)
     missing = [task_id for task_id in ids if task_id not in tasks]
     if missing:
         raise UnknownName(f"unknown task {missing[0]}")
@@ -294,13 +294,13 @@ def trajectory_of(database: Database, run: str, task_id: UUID, name: str) -> Sto
     """
     run, _, agent = run.partition("@")
     run_id = find(database, "runs", run)
-    found = database.sql(_TRAJECTORY, {"run": run_id, "name": name, "task": task_id, "agent": agent}).all()
-    if len(agents := sorted({row.agent for row in found})) > 1:
+    rows = database.sql(_TRAJECTORY, {"run": run_id, "name": name, "task": task_id, "agent": agent}).all()
+    if len(agents := sorted({row.agent for row in rows})) > 1:
         raise OptionInvalid(
             f"expected one agent that did task {name!r} in run {run!r}, found {', '.join(agents)}; name one:"
             f" recording:{run}@{agents[0]}"
         )
-    row = found[0] if found else None
+    row = rows[0] if rows else None
     if row is None:
         raise SpecInvalid(
             f"expected run {run!r} to have a trajectory of task {name!r}, found none; record it with one that calls"
@@ -366,7 +366,7 @@ _PHASES = ("image", "environment", "agent", "grading", "storing")
 
 
 def progress_of(database: Database, run_ids: Sequence[UUID]) -> Progress:
-    """The counts of these runs together, of one moment."""
+    """Returns the counts of these runs together, of one moment."""
     counts = database.sql(_COUNTS, {"runs": list(run_ids)}).one()._asdict()
     by_phase = counts.pop("running")
     return Progress(**counts, running={name: by_phase[name] for name in _PHASES if name in by_phase})

@@ -67,12 +67,12 @@ def all_of(database: Database) -> list[Schedule]:
 
 
 def claim_due(database: Database, schedule: Schedule, due: Sequence[datetime], until: datetime) -> list[datetime]:
-    """Claim the due times that were not claimed, and settle everything up to `until`, in one transaction.
+    """Claims the due times that were not claimed, and settle everything up to `until`, in one transaction.
 
     Two beats that tick at once get disjoint answers: the primary key (schedule, due time) decides.
     """
     with database.begin() as connection:
-        taken = []
+        claimed = []
         for due_at in due:
             row = sql(
                 connection,
@@ -81,14 +81,14 @@ def claim_due(database: Database, schedule: Schedule, due: Sequence[datetime], u
                 {"id": schedule.id, "due": due_at},
             ).first()
             if row is not None:
-                taken.append(due_at)
+                claimed.append(due_at)
                 events.append(connection, Fact("schedule.due", data={"name": schedule.name, "due_at": str(due_at)}))
         sql(
             connection,
             "UPDATE schedules SET settled_until = greatest(settled_until, :until) WHERE id = :id",
             {"id": schedule.id, "until": until},
         )
-    return taken
+    return claimed
 
 
 def unfinished(database: Database, older_than_s: float) -> list[tuple[Schedule, datetime]]:

@@ -87,10 +87,10 @@ class Position:
     @classmethod
     def parse(cls, written: str) -> Self:
         """Raises: SpecInvalid."""
-        found = _POSITION.fullmatch(written)
-        if found is None:
+        match = _POSITION.fullmatch(written)
+        if match is None:
             raise _no_position(written)
-        since, until, last_id = found.groups()
+        since, until, last_id = match.groups()
         position = cls(
             TransactionSnapshot.parse(since), TransactionSnapshot.parse(until) if until else None, int(last_id or 0)
         )
@@ -140,39 +140,39 @@ def check_kinds(kinds: Sequence[str]) -> None:
 
 
 def now(database: Database, since: TransactionSnapshot | None = None) -> str:
-    """The position after all that has been committed. Raises: DatabaseUnavailable; SpecInvalid: `since` is not past."""
+    """Returns the position after all events. Raises: DatabaseUnavailable; SpecInvalid: `since` is not past."""
     with database.begin() as connection:
         return str(_look(connection, since or TransactionSnapshot(0)))
 
 
 def place(database: Database, where: str) -> str:
-    """A position that a person has written: `start`, `now`, or one that the stream gave. Raises: SpecInvalid."""
+    """Parses a position written by a user: `start`, `now`, or one from the stream. Raises: SpecInvalid."""
     at = Position.parse(START if where in ("start", "now") else where)
     newest = now(database, at.until or at.since)
     return newest if where == "now" else str(at)
 
 
 def read(database: Database, position: str, limit: int = PAGE, wanted: EventFilter = EVERYTHING) -> Page:
-    """The next facts after a position. The same position with the same limit gives the same facts again, or more.
+    """Reads the next events after a position. The same position and limit give the same events again, or more.
 
     Raises: SpecInvalid: not a position, or one of another database; DatabaseUnavailable.
     """
     check_kinds(wanted.kinds)
-    at, found = Position.parse(position), list[StreamedEvent]()
+    at, facts = Position.parse(position), list[StreamedEvent]()
     with database.begin() as connection:
-        while len(found) < limit:
+        while len(facts) < limit:
             interval = at if at.until is not None else _open(connection, at.since)
             if interval is None or interval.until is None:
                 break
-            events = _fetch(connection, interval, limit - len(found), wanted)
+            events = _fetch(connection, interval, limit - len(facts), wanted)
             within = f"{interval.since}-{interval.until}-"
-            found.extend(StreamedEvent(f"{within}{event.id}", event) for event in events)
+            facts.extend(StreamedEvent(f"{within}{event.id}", event) for event in events)
             fresh, at = at.until is None, Position(interval.until)
-            if len(found) == limit:
-                at = Position(interval.since, interval.until, found[-1].event.id)
+            if len(facts) == limit:
+                at = Position(interval.since, interval.until, facts[-1].event.id)
             elif fresh:
                 break
-    return Page(found, str(at))
+    return Page(facts, str(at))
 
 
 def follow(
@@ -224,7 +224,7 @@ _LOOK = text(
 
 
 def _look(connection: Connection, since: TransactionSnapshot) -> TransactionSnapshot:
-    """Reads the snapshot of transactions decided by now. Raises: SpecInvalid: `since` is not in this database's past."""
+    """Reads the snapshot of decided transactions. Raises: SpecInvalid: `since` is not in this database's past."""
     written, newest = connection.execute(_LOOK).one()
     _, server_end, running = str(written).split(":")
     if since.end > int(server_end):
@@ -238,7 +238,7 @@ def _look(connection: Connection, since: TransactionSnapshot) -> TransactionSnap
 
 
 def _open(connection: Connection, since: TransactionSnapshot) -> Position | None:
-    """The interval from `since` to this moment; None while nothing has been decided in between."""
+    """Returns the interval from `since` to this moment; None while nothing has been decided in between."""
     until = _look(connection, since)
     return None if until == since else Position(since, until)
 

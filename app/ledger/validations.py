@@ -29,7 +29,7 @@ class TaskIdentity:
 
 
 def record(database: Database, found: Iterable[Validation]) -> None:
-    """Write the states of tasks on images; one that is known is changed. An image's row replaces the one without."""
+    """Writes the states of tasks on images; one that is known is changed. An image's row replaces the one without."""
     with database.begin() as connection:
         for one in found:
             _write(connection, one)
@@ -50,8 +50,8 @@ def _write(connection: Connection, one: Validation) -> None:
         )
     )
     if one.image_id:
-        gone = {"content": one.content}
-        sql(connection, "DELETE FROM validations WHERE content = :content AND image_id = ''", gone)
+        key = {"content": one.content}
+        sql(connection, "DELETE FROM validations WHERE content = :content AND image_id = ''", key)
 
 
 _OF_NAMES = """
@@ -61,7 +61,7 @@ WHERE task = ANY(:names) ORDER BY changed_at DESC, image_id
 
 
 def of_names(connection: Connection, names: Sequence[str]) -> list[Validation]:
-    """All that is known of tasks of these names, the newest first."""
+    """Returns all that is known of tasks of these names, the newest first."""
     return [_validation(row._asdict()) for row in sql(connection, _OF_NAMES, {"names": list(names)})]
 
 
