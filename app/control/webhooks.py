@@ -29,9 +29,9 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 WEBHOOKS = 73053
-"""Advisory lock of the one that delivers."""
+"""Advisory lock of the delivering process."""
 BATCH = 100
-"""Facts in one request at most."""
+"""Maximum events in one request."""
 SIGNATURE = "X-MegaFlow-Signature"
 """Header: `sha256=` and the hexadecimal HMAC-SHA256 of the body, when the webhook has a secret."""
 

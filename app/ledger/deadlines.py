@@ -109,7 +109,7 @@ class DeadlineSet:
 
 
 def set_deadline(database: Database, run: str, at: datetime | None) -> DeadlineSet:
-    """Sets, moves or (None) removes the deadline of a run. run: its id, the end of its id, or its name. `at` has a zone.
+    """Sets, moves or (None) removes the deadline of a run. run: its id, the end of the id, or name. `at` has a zone.
 
     Raises: UnknownName; AmbiguousName; SpecInvalid: it is not in the future, or the run has ended.
     """

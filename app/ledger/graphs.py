@@ -268,7 +268,7 @@ class WaitedFor(NamedTuple):
 
 
 def waits_for(connection: Connection, run_id: UUID) -> WaitedFor | None:
-    """Returns the tasks that the run waits for; None: all its upstream tasks have succeeded."""
+    """Returns the first task that the run waits for, with the count of such tasks; None: all have succeeded."""
     row = sql(
         connection,
         "SELECT u.id, u.name, u.state, count(*) OVER () AS tasks FROM (SELECT DISTINCT on_task"

@@ -203,7 +203,7 @@ def task_ids(
     state: TaskState | None = None,
     limit: int | None = None,
 ) -> list[UUID]:
-    """Returns the run's task ids in order of acceptance; filtered by a preceding task, state and `limit`."""
+    """Returns the run's task ids in order of acceptance; only those after one task, in one state, at most `limit`."""
     statement = """
         SELECT id FROM tasks WHERE run_id = :id AND (CAST(:after AS uuid) IS NULL OR id > :after)
             AND (CAST(:state AS text) IS NULL OR state = :state) ORDER BY id LIMIT :limit"""

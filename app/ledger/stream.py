@@ -140,7 +140,7 @@ def check_kinds(kinds: Sequence[str]) -> None:
 
 
 def now(database: Database, since: TransactionSnapshot | None = None) -> str:
-    """Returns the position after all events. Raises: DatabaseUnavailable; SpecInvalid: `since` is not past."""
+    """Returns the position after all committed events. Raises: DatabaseUnavailable; SpecInvalid: bad `since`."""
     with database.begin() as connection:
         return str(_look(connection, since or TransactionSnapshot(0)))
 
