@@ -43,7 +43,7 @@ class LedgerCollector(Collector):
         self._times: Mapping[str, PhaseHistogram] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """Returns all families; only `megaflow_ledger_up` while the database is away."""
+        """Yields all families; only `megaflow_ledger_up` while the database is away."""
         with self._lock:
             try:
                 families = [*self._count(), *self._gauges(), *self._limits()]

@@ -117,7 +117,7 @@ class Traces:
 
 
 def _spans(connection: Connection, row: Row[Any]) -> Iterator[TraceSpan]:
-    """Returns the attempt first, then its phases and its model calls."""
+    """Yields the attempt first, then its phases and its model calls."""
     reached = {Phase(name): datetime.fromisoformat(at) for name, at in row.phases.items() if at}
     begin = row.dispatched_at if row.number > 1 else row.accepted_at
     phases = timeline.spans(reached, row.dispatched_at, row.finished_at, row.finished_at)

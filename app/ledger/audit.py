@@ -98,7 +98,7 @@ def parameters(settings: Settings, *, recent_s: float = _RECENT_S) -> dict[str, 
 def look(
     database: Database, settings: Settings, memory: Memory | None = None, *, recent_s: float = _RECENT_S
 ) -> AuditResult:
-    """Returns every check, in one snapshot; nothing is changed.
+    """Runs every check in one snapshot; changes nothing.
 
     memory: of the last look, so that a limit lowered since then does not count as broken. recent_s: how far back ended
     tasks and instances are looked at.

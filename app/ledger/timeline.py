@@ -160,7 +160,7 @@ class LimitIntervals:
             self._before.append(self._before[-1] + right - left)
 
     def during(self, begin: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
-        """Returns the parts of `begin` to `end` in which the limit was binding."""
+        """Yields the parts of `begin` to `end` in which the limit was binding."""
         for left, right in zip(self._begins, self._ends, strict=True):
             since, until = max(left, begin.timestamp()), min(right, end.timestamp())
             if since < until:

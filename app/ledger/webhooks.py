@@ -90,7 +90,7 @@ def check_url(url: str) -> None:
 
 
 def all_of(database: Database) -> list[Hook]:
-    """Returns the oldest first. Raises: DatabaseUnavailable."""
+    """Returns all webhooks, the oldest first. Raises: DatabaseUnavailable."""
     statement = text(
         "SELECT id, url, kinds, secret_env, position, created_at, failures,"
         " greatest(0, coalesce(extract(epoch FROM retry_at - clock_timestamp()), 0))::float8 AS wait_s,"
