@@ -28,18 +28,18 @@ class Calendar:
         self._flow = MegaFlow(settings, database)
 
     def tick(self, now: datetime | None = None) -> int:
-        """How many runs were submitted."""
+        """Fires all due schedules; returns the number of submitted runs."""
         now = now or datetime.now(UTC)
         grace_s = self._settings.schedule_tick_s * 3
         fired = 0
         for schedule in schedules.all_of(self._database):
             after, due = schedule.settled_until.astimezone(UTC), list[datetime]()
-            while found := due_times(schedule.cron, after, now):  # of a long stand-still the last stretch counts
-                after, due = found[-1], found
+            while times := due_times(schedule.cron, after, now):  # of a long stand-still the last stretch counts
+                after, due = times[-1], times
             if not due:
                 continue
-            wanted = to_fire(due, Misfire(schedule.misfire), now, grace_s)
-            for due_at in schedules.claim_due(self._database, schedule, wanted, until=due[-1]):
+            to_start = to_fire(due, Misfire(schedule.misfire), now, grace_s)
+            for due_at in schedules.claim_due(self._database, schedule, to_start, until=due[-1]):
                 self._fire(schedule, due_at)
                 fired += 1
         for schedule, due_at in schedules.unfinished(self._database, older_than_s=60.0):

@@ -28,7 +28,7 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 TEARDOWN_S = 15.0
-"""How long an ended attempt is left alone, so that its teardown is on record when it is counted."""
+"""Seconds to wait after an attempt's end before counting it, so that its teardown is on record."""
 _ENDED_INSTANCES = (InstanceState.TERMINATED, InstanceState.FAILED)
 
 
@@ -43,15 +43,15 @@ class LedgerCollector(Collector):
         self._times: Mapping[str, PhaseHistogram] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """All families; only `megaflow_ledger_up` while the database is away."""
+        """Yields all families; only `megaflow_ledger_up` while the database is away."""
         with self._lock:
             try:
-                found = [*self._count(), *self._gauges(), *self._limits()]
+                families = [*self._count(), *self._gauges(), *self._limits()]
             except DatabaseUnavailable as error:
                 log.warning("metrics.ledger_silent", error=str(error))
-                found = []
-        yield GaugeMetricFamily("megaflow_ledger_up", "1 while PostgreSQL answers.", value=float(bool(found)))
-        yield from found
+                families = []
+        yield GaugeMetricFamily("megaflow_ledger_up", "1 while PostgreSQL answers.", value=float(bool(families)))
+        yield from families
 
     def _count(self) -> list[Metric]:
         with self._database.begin() as connection:
@@ -121,7 +121,7 @@ def exposition(settings: Settings, database: Database) -> str:
 
 
 def serve(settings: Settings, database: Database) -> Callable[[], None]:
-    """Answer scrapes at `settings.bind`:`settings.metrics_port` until the function that is returned is called.
+    """Answers scrapes at `settings.bind`:`settings.metrics_port` until the function that is returned is called.
 
     Nothing is served when the port is 0. Raises: SettingsInvalid: the port cannot be had.
     """

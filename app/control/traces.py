@@ -51,7 +51,7 @@ SELECT id, model, upstream_model, policy_version, started_at, duration_s, status
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """One span before it is sent."""
+    """A span before it is sent."""
 
     name: str
     begin: datetime
@@ -71,7 +71,7 @@ class Traces:
         self._until: datetime | None = None
 
     def run(self, stop: threading.Event) -> None:
-        """Send until `stop`."""
+        """Sends until `stop`."""
         lead = Leadership(self._database, _TRACES)
         while not stop.is_set():
             try:
@@ -86,20 +86,20 @@ class Traces:
         self._provider.shutdown()
 
     def send(self, settled_s: float = _SETTLED_S) -> int:
-        """Send what has ended since the last time; how many attempts. Raises: DatabaseUnavailable."""
+        """Sends what has ended since the last time; how many attempts. Raises: DatabaseUnavailable."""
         with self._database.begin() as connection:
             now: datetime = sql(connection, "SELECT clock_timestamp()").scalar_one()
             until = now - timedelta(seconds=settled_s)
             after = self._until or until
             rows = connection.execute(_ENDED, {"after": after, "until": until, "most": _MOST}).all()
-            found = [(row, list(_spans(connection, row))) for row in rows]
-        for row, spans in found:
+            attempts = [(row, list(_spans(connection, row))) for row in rows]
+        for row, spans in attempts:
             self._send_attempt(row, spans)
         self._until = rows[-1].finished_at if len(rows) == _MOST else until
         return len(rows)
 
     def flush(self) -> None:
-        """Wait until all is sent."""
+        """Waits until all is sent."""
         self._provider.force_flush()
 
     def _send_attempt(self, row: Row[Any], spans: list[TraceSpan]) -> None:
@@ -117,7 +117,7 @@ class Traces:
 
 
 def _spans(connection: Connection, row: Row[Any]) -> Iterator[TraceSpan]:
-    """The attempt first, then its phases and its model calls."""
+    """Yields the attempt first, then its phases and its model calls."""
     reached = {Phase(name): datetime.fromisoformat(at) for name, at in row.phases.items() if at}
     begin = row.dispatched_at if row.number > 1 else row.accepted_at
     phases = timeline.spans(reached, row.dispatched_at, row.finished_at, row.finished_at)
@@ -162,7 +162,7 @@ def _spans(connection: Connection, row: Row[Any]) -> Iterator[TraceSpan]:
 
 
 def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known, as values that a span can have."""
+    """Returns the facts that are not None, as values that a span can have."""
     return {name: str(one) if isinstance(one, UUID) else one for name, one in facts.items() if one is not None}
 
 

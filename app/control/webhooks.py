@@ -29,9 +29,9 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 WEBHOOKS = 73053
-"""Advisory lock of the one that delivers."""
+"""Advisory lock of the delivering process."""
 BATCH = 100
-"""Facts in one request at most."""
+"""Maximum events in one request."""
 SIGNATURE = "X-MegaFlow-Signature"
 """Header: `sha256=` and the hexadecimal HMAC-SHA256 of the body, when the webhook has a secret."""
 
@@ -42,7 +42,7 @@ _STORE_S = 30.0
 
 
 def signature(secret: str, body: bytes) -> str:
-    """What the header says. A receiver compares with `hmac.compare_digest`."""
+    """Returns the value of the signature header. A receiver compares with `hmac.compare_digest`."""
     return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
 
 
@@ -77,12 +77,12 @@ class Webhooks:
             self._dismiss()
 
     def leads(self) -> bool:
-        """True while this one is to deliver. Raises: DatabaseUnavailable."""
+        """Whether this one is to deliver. Raises: DatabaseUnavailable."""
         with self._guard:
             return self._lead is not None and self._lead.held()
 
     def _look(self) -> None:
-        """A courier for every webhook, while this one leads."""
+        """Runs a sender for every webhook while this process leads."""
         hooks = {hook.id: hook for hook in webhooks.all_of(self.database)} if self.leads() else {}
         for hook_id in [*self._couriers]:
             if hook_id not in hooks:
@@ -93,7 +93,7 @@ class Webhooks:
                 self._couriers[hook_id].start()
 
     def _pass_on(self, listener: Listener, stop: threading.Event) -> None:
-        """Wake the couriers at every nudge, until it is time to look again."""
+        """Wakes the couriers at every nudge, until it is time to look again."""
         until = time.monotonic() + _LOOK_S
         while time.monotonic() < until and not stop.is_set():
             stream.wait_for_news(listener, stop)
@@ -101,7 +101,7 @@ class Webhooks:
                 self.news.notify_all()
 
     def _dismiss(self) -> None:
-        """The lead goes first: from here on no courier begins a request."""
+        """Stops the senders; releases the lead first, so that no sender begins a request afterwards."""
         with self._guard:
             if self._lead is not None:
                 self._lead.release()
@@ -117,7 +117,7 @@ class Webhooks:
 
 
 class _WebhookSender(threading.Thread):
-    """Carries one webhook's facts, batch after batch, until told to stop or until the row is another's."""
+    """Sends one webhook's events in batches, until `stop` is set or another process has moved the row."""
 
     def __init__(self, office: Webhooks, hook: Hook) -> None:
         super().__init__(name=f"webhook-{hook.id}", daemon=True)
@@ -158,7 +158,7 @@ class _WebhookSender(threading.Thread):
                 self._failed(fault)
 
     def _send(self, client: httpx.Client, page: Page) -> str | None:
-        """None when the receiver has it; else what went wrong."""
+        """Sends a page; returns None when the receiver has accepted it, else the fault."""
         content = {"position": page.position, "events": [event.body() for event in page.events]}
         body = json.dumps(content, separators=(",", ":")).encode()
         headers = {
@@ -181,10 +181,10 @@ class _WebhookSender(threading.Thread):
             return f"{type(error).__name__}: {error}"
 
     def _delivered(self, page: Page) -> None:
-        """Store the position, whatever it takes: what has arrived is not to be sent again for a short outage."""
+        """Stores the position, whatever it takes: what has arrived is not to be sent again for a short outage."""
         while True:
             try:
-                mine = webhooks.delivered(self._database, self._hook.id, self._stored, page.position)
+                unchanged = webhooks.delivered(self._database, self._hook.id, self._stored, page.position)
                 break
             except DatabaseUnavailable:
                 if self.stop.wait(0.5):
@@ -192,7 +192,7 @@ class _WebhookSender(threading.Thread):
         if self._failures:
             log.info("webhook.recovered", webhook=str(self._hook.id), failures=self._failures)
         self._failures = 0
-        self._moved(page.position, mine)
+        self._moved(page.position, unchanged)
 
     def _failed(self, fault: str) -> None:
         self._failures += 1
@@ -215,7 +215,7 @@ class _WebhookSender(threading.Thread):
             self._office.news.wait(0.5)
 
     def _moved(self, position: str, mine: bool) -> None:
-        """`mine` is False when another has moved the row on, or it is gone: the next look decides who goes on."""
+        """Updates the position. `mine` False: the row was deleted or moved by another process; this sender stops."""
         self._position = self._stored = position
         self._stored_at = time.monotonic()
         if not mine:

@@ -98,7 +98,9 @@ class Control:
         names = [offer.name for offer in self._resource_classes()] or ["standard"]
         fed = [queue_of(mode, name) for name in names for mode in InstanceMode]
         placed = [
-            queue_at(queue_of(InstanceMode.PERSISTENT, name), host) for host, found in self._hosts() for name in found
+            queue_at(queue_of(InstanceMode.PERSISTENT, name), host)
+            for host, class_names in self._hosts()
+            for name in class_names
         ]
         return [{"name": name} for name in (CONTROL, *fed, *placed)]
 
@@ -111,7 +113,7 @@ class Control:
             return []
 
     def _provider(self, name: str) -> Provider:
-        """One that a class names since we began is opened when it is first needed."""
+        """Returns a provider; opens one on first use if a class named it after the start."""
         if name not in self._providers:
             self._providers = {**self._providers, name: providers.provider_named(name, self._settings)}
             if self._started:
@@ -125,7 +127,7 @@ class Control:
             self._thread(f"{provider.name}-events", lambda: provider.watch(self._exited, self._stop))
 
     def start(self) -> None:
-        """Start the threads; ticks are served from here on."""
+        """Starts the threads; ticks are served from here on."""
         context.serve_ticks(Calendar(self._settings, self._database).tick)
         self._thread("dispatcher", lambda: self._dispatcher.run(self._stop))
         self._thread("reconciler", lambda: self._reconciler.run(self._stop))
@@ -164,23 +166,23 @@ class Control:
         return self._provider(provider).launch(requests)
 
     def _alive(self) -> dict[str, dict[UUID, str]]:
-        found: dict[str, dict[UUID, str]] = {}
+        instances_of: dict[str, dict[UUID, str]] = {}
         for name, provider in self._providers.items():
             try:
-                found[name] = provider.alive()
+                instances_of[name] = provider.alive()
             except InstanceFailed as error:
                 log.warning("control.provider_silent", provider=name, error=str(error))
-        return found
+        return instances_of
 
     def _run_times(self) -> dict[str, dict[UUID, float | None]]:
-        """Of providers with a queue; one that does not answer has started none, as far as is known."""
-        found: dict[str, dict[UUID, float | None]] = {}
+        """Returns start times for providers with a queue; one that does not answer has no known starts."""
+        started: dict[str, dict[UUID, float | None]] = {}
         for name, provider in self._providers.items():
             if isinstance(provider, QueueingProvider):
-                found[name] = {}
+                started[name] = {}
                 with suppress(InstanceFailed):
-                    found[name] = provider.started()
-        return found
+                    started[name] = provider.started()
+        return started
 
     def _terminate(self, provider: str, instance_id: UUID, handle: str) -> None:
         try:
@@ -198,7 +200,7 @@ class Control:
 
 
 def main() -> int:
-    """Work until told to stop."""
+    """Works until told to stop."""
     settings = load()
     logs.configure(settings.log_level)
     control = Control(settings)

@@ -1,4 +1,4 @@
-"""Accepts tasks in one transaction. When it returns, they survive everything but the loss of the database."""
+"""Accepts tasks in one transaction. After the commit, only loss of the database can lose them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from app.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """What is submitted together. Every spec becomes `replicas` tasks, which form one group."""
+    """A run to submit. Every spec becomes `replicas` tasks, which form one group."""
 
     specs: Sequence[TaskSpec]
     replicas: int = 1
@@ -40,19 +40,19 @@ class NewRun:
     purpose: Purpose = Purpose.EVALUATION
     priority: int = 0
     idempotency_key: str | None = None  # of the whole run
-    available_at: datetime | None = None  # not before; None: at once
-    deadline_at: datetime | None = None  # what has not ended by then ends as `expired`
-    budget_usd: float | None = None  # of model calls, all tasks together; None: not bounded
-    max_running: int | None = None  # attempts at once; None: not bounded
-    include_quarantined: bool = False  # tasks in quarantine are accepted, too
+    available_at: datetime | None = None  # earliest start; None: at once
+    deadline_at: datetime | None = None  # tasks that have not ended by then end as `expired`
+    budget_usd: float | None = None  # for model calls of all tasks together; None: no limit
+    max_running: int | None = None  # most attempts at once; None: no limit
+    include_quarantined: bool = False  # also accept tasks in quarantine
     groups: GroupRules = NO_RULES  # of a training run
-    upstream: ComesAfter = NO_UPSTREAM  # what all of its tasks come after, and the files that they get of it
+    upstream: ComesAfter = NO_UPSTREAM  # dependencies of all its tasks, and the files that they get from them
     provenance: dict[str, Any] | None = None  # of its tasks, as JSON: datasets, revisions, content, selection
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The ids given, in the order of the specs and, within one, of the replicas."""
+    """An accepted run with its tasks' ids, in the order of the specs and, within one spec, of the replicas."""
 
     run_id: UUID
     task_ids: tuple[UUID, ...]
@@ -61,15 +61,15 @@ class Accepted:
 
 
 def accept(database: Database, new: NewRun, settings: Settings | None = None) -> Accepted:
-    """Write the run, its specs and tasks, and the facts, in one transaction; wake the dispatcher.
+    """Writes the run, its specs and tasks, and the events, in one transaction; wakes the dispatcher.
 
-    With an idempotency key that was used before, returns that run when its tasks are the same. With `settings`, tasks
-    of a resource class that could never run are refused.
+    With an idempotency key that was used before, returns that run if its tasks are the same. With `settings`, tasks
+    that their resource class could never run are refused.
 
     Raises: IdempotencyConflict: the key belongs to other tasks; SpecInvalid: an unknown class or one without capacity,
-        a deadline in the past; UnknownName: it comes after a task that is not the user's; QuotaExceeded: too many
-        waiting already; DatabaseUnavailable. Nothing was written; only after DatabaseUnavailable it may have been, and
-        the same key finds out.
+        a deadline in the past; UnknownName: it depends on a task that is not the user's; QuotaExceeded: too many tasks
+        are waiting; DatabaseUnavailable. After an error nothing was written, except perhaps after DatabaseUnavailable:
+        submit again with the same key to find out.
     """
     _check(new)
     run_id = uuids.uuid7()
@@ -87,7 +87,7 @@ def accept(database: Database, new: NewRun, settings: Settings | None = None) ->
 
 _LABEL = TypeAdapter(LabelText)
 _MOST_TASKS = 1_000_000
-"""Of one run: they are written in one transaction, with their ids in memory."""
+"""Limit per run: its tasks are written in one transaction, with their ids in memory."""
 
 
 def _check(new: NewRun) -> None:
@@ -130,7 +130,7 @@ def _check(new: NewRun) -> None:
 
 
 def _insert_run(connection: Connection, run_id: UUID, new: NewRun) -> bool:
-    """False when its idempotency key is in use; a concurrent submission with the same key waits for the first."""
+    """Inserts the run; False: its idempotency key is in use. A concurrent submission with the same key waits."""
     statement = (
         insert(RunRow)
         .values(
@@ -163,8 +163,8 @@ def _earlier(connection: Connection, new: NewRun) -> Accepted:
         .where(tasks.run_id == run_id, tasks.added_for.is_(None))
         .order_by(tasks.id)
     ).all()
-    wanted = [spec.digest() for spec in new.specs for _ in range(new.replicas)]
-    if [row.spec_digest for row in rows] != wanted:
+    digests = [spec.digest() for spec in new.specs for _ in range(new.replicas)]
+    if [row.spec_digest for row in rows] != digests:
         raise IdempotencyConflict(
             f"idempotency key {new.idempotency_key!r} was used by run {run_id} for {len(rows)} other task(s);"
             f" expected the same tasks again or a new key"
@@ -181,12 +181,12 @@ def _load(connection: Connection, run_id: UUID, new: NewRun) -> Accepted:
     with driver.cursor().copy(f"COPY tasks ({_COLUMNS}) FROM STDIN") as copy:
         for spec, digest in zip(new.specs, digests, strict=True):
             of_group, group = _of_group(spec, digest), uuids.uuid7().hex
-            for replica in range(new.replicas):  # the tasks of a group differ in id and replica alone
+            for replica in range(new.replicas):  # the tasks of a group differ only in id and replica
                 ids.append(uuids.uuid7())
                 copy.write_row((ids[-1].hex, run_id.hex, group, replica, *of_group, *of_run))
     if new.upstream.all:  # last, because it locks
         graphs.add(connection, run_id, new.upstream)
-    # One fact for the whole run: a fact per accepted task would double what a bulk load writes.
+    # One event for the whole run: an event per accepted task would double what a bulk load writes.
     events.append(connection, Fact("run.accepted", run_id=run_id, data={"tasks": len(ids), "name": new.name}))
     events.wake_dispatcher(connection)
     names = tuple(spec.task.name for spec in new.specs for _ in range(new.replicas))
@@ -200,7 +200,7 @@ _COLUMNS = (
 
 
 def _of_run(new: NewRun) -> tuple[Any, ...]:
-    """What all of its tasks have in common: the end of `_COLUMNS`, from `user_name` on."""
+    """Returns the column values shared by all tasks of the run: the end of `_COLUMNS`, from `user_name` on."""
     now, waits = datetime.now(UTC), bool(new.upstream.all)
     return (
         new.user_name,
@@ -214,7 +214,7 @@ def _of_run(new: NewRun) -> tuple[Any, ...]:
 
 
 def _of_group(spec: TaskSpec, digest: str) -> tuple[Any, ...]:
-    """What a group's tasks have in common: the middle of `_COLUMNS`."""
+    """Returns the column values shared by the tasks of a group: the middle of `_COLUMNS`."""
     limits = spec.task.limits
     return (
         digest,
@@ -230,18 +230,18 @@ def _of_group(spec: TaskSpec, digest: str) -> tuple[Any, ...]:
 
 
 _PROBE = 50
-"""Specs looked up first: when one of them is known, the dataset has most likely been submitted before."""
+"""Number of specs looked up first: if one of them exists, the dataset has probably been submitted before."""
 
 
 def _copy_specs(driver: psycopg.Connection[Any], specs: Sequence[TaskSpec]) -> list[str]:
-    """Write the specs that are new; digests in the order given."""
+    """Writes the specs that are new; returns the digests of all, in the given order."""
     probe = [spec.digest() for spec in specs[:_PROBE]]
     known = driver.execute("SELECT 1 FROM specs WHERE digest = ANY(%s) LIMIT 1", [probe]).fetchone()
     if known is None:
         try:
             with driver.transaction():
                 return _stream_specs(driver, "specs", specs)
-        except driver_errors.UniqueViolation:  # one of the others was known after all
+        except driver_errors.UniqueViolation:  # a spec outside the probe existed already
             pass
     driver.execute("CREATE TEMP TABLE new_specs (digest text, body text) ON COMMIT DROP")
     digests = _stream_specs(driver, "new_specs", specs)
@@ -250,11 +250,11 @@ def _copy_specs(driver: psycopg.Connection[Any], specs: Sequence[TaskSpec]) -> l
 
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-"""In JSON: an escaped backslash before it makes it six characters of text."""
+"""NUL escape in JSON; after an escaped backslash, these are six ordinary characters instead."""
 
 
 def _stream_specs(driver: psycopg.Connection[Any], table: str, specs: Sequence[TaskSpec]) -> list[str]:
-    """The server stores what was sent while the next ones are made into JSON."""
+    """Streams specs to a table: the server stores sent specs while the next ones are converted to JSON."""
     digests: list[str] = []
     seen: set[str] = set()
     with driver.cursor().copy(f"COPY {table} (digest, body) FROM STDIN".encode()) as copy:

@@ -76,7 +76,7 @@ WHERE id IN (
 def admit(
     connection: Connection, choices: Iterable[tuple[UUID, Mode]], hosts: Mapping[UUID, str] | None = None
 ) -> list[QueuedMessage]:
-    """Move chosen tasks to admitted and write their next attempts, in one statement; skips what moved meanwhile.
+    """Moves chosen tasks to admitted and write their next attempts, in one statement; skips what moved meanwhile.
 
     hosts: where tasks had best run; those that are missing may run wherever their mode and class are served. The
     siblings that are left behind are marked: a started group goes first within its run.
@@ -111,7 +111,7 @@ WHERE t.id = due.id RETURNING t.id
 
 
 def promote(connection: Connection, limit: int) -> int:
-    """Queue delayed tasks whose time has come; those of a paused run wait for its resumption. How many moved.
+    """Queues delayed tasks whose time has come; those of a paused run wait for its resumption. How many moved.
 
     What comes after other tasks is left alone until `app.ledger.graphs` has released it.
     """
@@ -148,7 +148,7 @@ def unpublished(
 
 
 def mark_published(connection: Connection, messages: Sequence[QueuedMessage]) -> None:
-    """Note that these messages are in the broker, and in whose queue; attempts that are being claimed are skipped."""
+    """Notes that these messages are in the broker, and in whose queue; attempts that are being claimed are skipped."""
     sql(
         connection,
         "WITH sent AS MATERIALIZED (SELECT a.id, h.host"
@@ -164,12 +164,12 @@ _IN_TURN = text("SELECT pg_advisory_xact_lock(73151)")
 
 
 def in_turn(connection: Connection) -> None:
-    """Take the lock of one dispatcher pass, until the caller's transaction ends."""
+    """Takes the lock of one dispatcher pass, until the caller's transaction ends."""
     connection.execute(_IN_TURN)
 
 
 def give_back(database: Database, message: WakeUpMessage) -> None:
-    """Return a message unclaimed, from a worker that takes nothing new: the dispatcher sends it again at once."""
+    """Returns a message unclaimed, from a worker that takes nothing new: the dispatcher sends it again at once."""
     with database.begin() as connection:
         sql(
             connection,
@@ -197,7 +197,7 @@ INSERT INTO events (kind, run_id, task_id, attempt_id) SELECT 'attempt.interrupt
 
 
 def unseat(connection: Connection, classes: Sequence[str], *, older_than_s: float) -> None:
-    """Queue again what was dispatched to standing pools that are gone; no retry is used up."""
+    """Queues again what was dispatched to standing pools that are gone; no retry is used up."""
     if classes:
         connection.execute(_UNSEAT, {"classes": list(classes), "age": older_than_s})
 

@@ -1,10 +1,9 @@
-"""Claims, renews and records attempts. `app.ledger.ends` has how they end.
+"""Claims, renews and records attempts. `app.ledger.ends` ends them.
 
-Every write carries the attempt's id and number and is conditional on its state; a writer that comes late gets
-`StaleWriter` and must stop. The verbs take many at once, in one statement; those for one are the same with
-a list of one.
+Every write carries the attempt's id and number and is conditional on its state; a late writer gets `StaleWriter` and
+must stop. The functions for many attempts use one statement; those for one attempt call them with a list of one.
 
-Locks are taken in one order, so that no two writers wait for each other: instance, attempt, task.
+Locks are acquired in one order, to avoid deadlocks between writers: instance, attempt, task.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ class Claim:
     mode: Mode
     deadline_at: datetime
     spec: TaskSpec
-    grading: int = 0  # which claim of its grading; 0: the attempt itself
+    grading: int = 0  # number of the grading's claim; 0: claim of the attempt itself
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """An instance that would take the attempt that the message names."""
+    """An instance's request to claim the attempt named in the message."""
 
     message: WakeUpMessage
     instance_id: UUID
@@ -51,7 +50,7 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class PhaseRecord:
-    """A phase that an attempt reaches now. `waits`: seconds waited by limit; `cost_usd`: of its model calls so far."""
+    """A phase that an attempt reaches now. `waits`: seconds per limit; `cost_usd`: cost of its model calls so far."""
 
     claimed: Claim
     phase: Phase
@@ -60,9 +59,7 @@ class PhaseRecord:
     cost_usd: float | None = None
 
 
-# --- Claim and lease ------------------------------------------------------------------------------------------------
-
-# An ephemeral instance is locked by the claim and takes one attempt in its life: the row says which.
+# The claim locks an ephemeral instance. Such an instance runs only one attempt; its row has the attempt's id.
 _CLAIM = text("""
 WITH requests AS (
     SELECT * FROM unnest(CAST(:attempts AS uuid[]), CAST(:numbers AS int[]), CAST(:instances AS uuid[]))
@@ -102,9 +99,9 @@ SELECT * FROM claimed
 
 
 def claim_many(database: Database, requests: Sequence[ClaimRequest], *, lease_s: float) -> list[Claim]:
-    """Give attempts to the instances that ask for them, each with a lease. What cannot be had is left out.
+    """Claims attempts for the requesting instances, each with a lease. Attempts that cannot be claimed are left out.
 
-    Raises: DatabaseUnavailable: it may have been done all the same; `held_by` tells.
+    Raises: DatabaseUnavailable: the claims may have been committed; check with `held_by`.
     """
     if not requests:
         return []
@@ -119,7 +116,7 @@ def claim_many(database: Database, requests: Sequence[ClaimRequest], *, lease_s:
 
 
 def claim(database: Database, message: WakeUpMessage, instance_id: UUID, *, lease_s: float) -> Claim | None:
-    """Take an attempt for an instance, with a lease; None when there is nothing to take (a stale or doubled message).
+    """Claims an attempt for an instance, with a lease; None: nothing to claim (a stale or duplicate message).
 
     Raises: as `claim_many`.
     """
@@ -127,9 +124,9 @@ def claim(database: Database, message: WakeUpMessage, instance_id: UUID, *, leas
 
 
 def claim_any(database: Database, instance_id: UUID, *, lease_s: float) -> Claim | None:
-    """Take the oldest attempt that waits for an instance like this one: the answer to a stale message.
+    """Claims the oldest attempt that waits for this instance's mode and class; used after a stale message.
 
-    What is on its way to another host is left to it, and to the dispatcher, which soon offers it to all.
+    Skips attempts queued for another host: it claims them, or the dispatcher soon moves them to the common queue.
     """
     row = database.sql(
         "SELECT a.id, a.number FROM attempts a JOIN instances i"
@@ -145,7 +142,7 @@ def claim_any(database: Database, instance_id: UUID, *, lease_s: float) -> Claim
 
 
 def held_by(database: Database, instance_id: UUID) -> list[Claim]:
-    """What the ledger believes this instance to be working on: the answer to a claim that ended in an error."""
+    """Returns the claims that this instance holds according to the ledger; used after a claim that raised an error."""
     with database.begin() as connection:
         rows = sql(
             connection,
@@ -158,13 +155,13 @@ def held_by(database: Database, instance_id: UUID) -> list[Claim]:
 
 
 def claims_of(connection: Connection, rows: Sequence[Row[Any]]) -> list[Claim]:
-    """The claims that such rows are, with their specs."""
+    """Converts rows of claimed attempts to claims, with their specs."""
     specs = {digest: spec for digest in {row.spec_digest for row in rows} if (spec := _specs.get(digest)) is not None}
     if unknown := [row.spec_digest for row in rows if row.spec_digest not in specs]:
-        found = sql(connection, "SELECT digest, body FROM specs WHERE digest = ANY(:digests)", {"digests": unknown})
-        read = {row.digest: TaskSpec.model_validate_json(row.body) for row in found}
-        specs |= read
-        _specs.update(read)
+        bodies = sql(connection, "SELECT digest, body FROM specs WHERE digest = ANY(:digests)", {"digests": unknown})
+        parsed = {row.digest: TaskSpec.model_validate_json(row.body) for row in bodies}
+        specs |= parsed
+        _specs.update(parsed)
         for oldest in list(_specs)[:-_MOST_SPECS]:
             _specs.pop(oldest, None)
     return [_claim(row, specs[row.spec_digest]) for row in rows]
@@ -176,16 +173,16 @@ def _claim(row: Row[Any], spec: TaskSpec) -> Claim:
 
 
 _specs: dict[str, TaskSpec] = {}
-"""Specs by digest, parsed once for all the replicas that this process carries out; a digest never changes meaning."""
+"""Cache of parsed specs by digest, shared by all replicas in this process; a digest's content never changes."""
 _MOST_SPECS = 256
 
 
 def renew(
     database: Database, attempt_ids: Sequence[UUID], *, lease_s: float, instance_id: UUID | None = None
 ) -> dict[UUID, EndReason | None]:
-    """Renew leases in one statement: {attempt: why it must stop, or None}. What is missing has lost its lease.
+    """Renews leases in one statement: {attempt: reason to stop, or None}. Attempts not in it have lost their lease.
 
-    instance_id: those that this instance holds. An attempt is one instance's alone, but its grading may go to another.
+    instance_id: renew only leases of this instance. An attempt stays on one instance; its grading may go to another.
     """
     with database.begin() as connection:
         rows = sql(
@@ -197,29 +194,27 @@ def renew(
             " RETURNING l.attempt_id, t.cancel_requested_at IS NOT NULL AS stop, t.cancel_reason",
             {"ids": list(attempt_ids), "lease": lease_s, "instance": instance_id},
         )
-        answers = rows.all()
-        semaphores.renew_of(connection, [row.attempt_id for row in answers], lease_s=lease_s)
-        return {row.attempt_id: EndReason(row.cancel_reason or "cancelled") if row.stop else None for row in answers}
+        renewed = rows.all()
+        semaphores.renew_of(connection, [row.attempt_id for row in renewed], lease_s=lease_s)
+        return {row.attempt_id: EndReason(row.cancel_reason or "cancelled") if row.stop else None for row in renewed}
 
 
 _FAULTS = [reason.value for reason, blame in BLAME.items() if blame is Blame.INFRASTRUCTURE]
 
 
 def failed_before(database: Database, claimed: Claim, error: str) -> bool:
-    """Whether a failure of this class (`Failure.error`) is among the faults that its task has had.
+    """Whether a failure of this class (`Failure.error`) is among the earlier faults of the task.
 
-    Those before the task was put back in line by a person do not count. Raises: DatabaseUnavailable.
+    Faults from before a user queued the task again do not count. Raises: DatabaseUnavailable.
     """
-    found = database.sql(
+    rows = database.sql(
         "SELECT 1 FROM tasks t, (SELECT failure, row_number() OVER (ORDER BY number DESC) AS back"
         " FROM attempts WHERE task_id = :task AND number < :number AND end_reason = ANY(:faults)) a"
         " WHERE t.id = :task AND a.back <= t.faults AND a.failure->>'error' = :error LIMIT 1",
         {"task": claimed.task_id, "number": claimed.number, "error": error, "faults": _FAULTS},
     )
-    return found.first() is not None
+    return rows.first() is not None
 
-
-# --- Phases ---------------------------------------------------------------------------------------------------------
 
 _RECORD = text("""
 WITH reached AS (
@@ -254,9 +249,9 @@ SELECT id FROM moved
 
 
 def record_phases(database: Database, records: Sequence[PhaseRecord]) -> set[UUID]:
-    """Record that attempts reached phases now; returns the attempts whose writer was still the current one.
+    """Records that attempts reached phases now; returns the attempts whose writer was still the current one.
 
-    Of several records of one attempt in a call, the first may bring environment and waits.
+    With several records of one attempt in a call, only the first one's environment and waits are stored.
     """
     if not records:
         return set()
@@ -281,11 +276,11 @@ def record_phase(
     waits: Mapping[str, float] | None = None,
     cost_usd: float | None = None,
 ) -> None:
-    """Record that the attempt reached a phase now. Raises: StaleWriter."""
+    """Records that the attempt reached a phase now. Raises: StaleWriter."""
     if not record_phases(database, [PhaseRecord(claimed, phase, environment or {}, waits or {}, cost_usd)]):
         raise stale(claimed)
 
 
 def stale(claimed: Claim) -> StaleWriter:
-    """What a writer hears whose attempt has been taken away."""
+    """Returns the error for a writer whose attempt is no longer the current one."""
     return StaleWriter(f"attempt {claimed.number} of task {claimed.task_id} is no longer the current one")

@@ -25,7 +25,7 @@ SHOWN = 20
 _AT_ONCE = 1000
 """Rows of one kind repaired in one pass."""
 _RECENT_S = 3600.0
-"""How long an ended task or instance is still looked at by the periodic audit; older ones have been."""
+"""Age limit of ended tasks and instances in the periodic audit, in seconds; earlier audits checked the older ones."""
 
 Limits = Callable[[str], float | None]
 """The capacity of a limit that is held by leases, by its name; None: it has none."""
@@ -33,14 +33,14 @@ Limits = Callable[[str], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What there is to be used. `slots`: ephemeral instances by class."""
+    """Available capacity. `slots`: ephemeral instances by class."""
 
     slots: Mapping[str, int]
     limits: Limits
 
 
 def capacity_of(connection: Connection, settings: Settings) -> Capacity:
-    """From the classes, the limits that were set, and the settings for those that were not."""
+    """Reads the capacity from the classes, the limits that were set, and the settings' defaults for the others."""
     defaults, own = limits.defaults_of(settings), limits.capacities(connection, "")
     return Capacity(
         {name: defined.ephemeral_capacity for name, defined in classes.load(connection, settings).items()},
@@ -50,7 +50,7 @@ def capacity_of(connection: Connection, settings: Settings) -> Capacity:
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """One invariant that does not hold. `ids`: the first of `count`."""
+    """A violated invariant. `ids`: the first of `count`."""
 
     name: str
     severity: Severity
@@ -70,7 +70,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What one audit saw. Ages in seconds; None: there is none."""
+    """Result of one audit. Ages in seconds; None: there is none."""
 
     findings: tuple[AuditFinding, ...]
     ages: Mapping[str, float | None]
@@ -95,13 +95,10 @@ def parameters(settings: Settings, *, recent_s: float = _RECENT_S) -> dict[str, 
     }
 
 
-# --- Looking --------------------------------------------------------------------------------------------------------
-
-
 def look(
     database: Database, settings: Settings, memory: Memory | None = None, *, recent_s: float = _RECENT_S
 ) -> AuditResult:
-    """Every check, in one snapshot; nothing is changed.
+    """Runs every check in one snapshot; changes nothing.
 
     memory: of the last look, so that a limit lowered since then does not count as broken. recent_s: how far back ended
     tasks and instances are looked at.
@@ -109,7 +106,7 @@ def look(
     values = parameters(settings, recent_s=recent_s)
     with database.begin() as connection:
         sql(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        found = [_checked(connection, check, values) for check in CHECKS]
+        checked = [_checked(connection, check, values) for check in CHECKS]
         over, remembered = _over_use(connection, capacity_of(connection, settings), memory or Memory())
         defined = classes.load(connection, settings)
         lines = {
@@ -118,13 +115,13 @@ def look(
         }
         closed = _no_capacity(connection, defined, [(mode, name) for mode, name, _, _ in lines.values()])
         ages = dict(sql(connection, AGES).one()._mapping)
-    findings = [finding for finding, _ in found if finding.count]
+    findings = [finding for finding, _ in checked if finding.count]
     return AuditResult(
         findings=(*findings, *over, *closed),
         ages=ages,
         lines={queue: (waiting, oldest_s) for queue, (_, _, waiting, oldest_s) in lines.items()},
         memory=remembered,
-        every={finding.name: ids for finding, ids in found if finding.count},
+        every={finding.name: ids for finding, ids in checked if finding.count},
     )
 
 
@@ -147,7 +144,7 @@ _TIERS = {
 
 
 def _over_use(connection: Connection, capacity: Capacity, memory: Memory) -> tuple[list[AuditFinding], Memory]:
-    """What is used beyond what may be. What was allowed when it was taken may go on: only growth above it counts."""
+    """Finds use above capacity. Use that was within capacity when granted may continue: only growth above it counts."""
     book = quotas.load(connection)
     over: dict[str, list[str]] = {}
     allowed: dict[str, float] = {}
@@ -166,11 +163,11 @@ def _over_use(connection: Connection, capacity: Capacity, memory: Memory) -> tup
         if row.used > bound:
             over.setdefault(row.tier, []).append(f"{row.key}: {row.used:g} of {most:g}")
         allowed[key] = bound if row.used > bound else max(row.used, float("inf") if most is None else float(most))
-    found = [
+    findings = [
         AuditFinding(f"{tier}.over_capacity", Severity.CRITICAL, _TIERS[tier], len(keys), tuple(sorted(keys)[:SHOWN]))
         for tier, keys in over.items()
     ]
-    return found, Memory(allowed)
+    return findings, Memory(allowed)
 
 
 def _no_capacity(
@@ -196,11 +193,8 @@ def _no_capacity(
     return [AuditFinding("line.without_capacity", Severity.WARNING, means, len(closed), tuple(closed[:SHOWN]))]
 
 
-# --- Mending --------------------------------------------------------------------------------------------------------
-
-
 def repair(database: Database, settings: Settings, seen: AuditResult, retry: RetryPolicy) -> tuple[AuditFinding, ...]:
-    """Repair what is safe; the findings, with how many rows of each were repaired.
+    """Repairs what is safe; the findings, with how many rows of each were repaired.
 
     Every row is locked and looked at again first: what has moved since is left alone. Safe to run twice at once.
 
@@ -239,17 +233,17 @@ _KEYS = {
     "semaphore_holders": ("limit_name || ' ' || holder", "text[]"),
     "bindings": ("id", "bigint[]"),
 }
-"""What the ids of a table's rows are, and as which array they are looked for; else `id`, a UUID."""
+"""Kind of the ids of a table's rows, and the array type for looking them up; default: `id`, a UUID."""
 
 
 def _among(table: str) -> str:
-    """A condition: the row is one of `:ids`."""
+    """Returns a condition: the row is one of `:ids`."""
     key, array = _KEYS.get(table, ("id", "uuid[]"))
     return f"{key} = ANY(CAST(:ids AS {array}))"
 
 
 def _confirmed(connection: Connection, check: Invariant, ids: Sequence[str], values: Mapping[str, Any]) -> list[str]:
-    """The ids that still break the invariant, locked; rows that are locked already are skipped."""
+    """Returns the ids that still break the invariant, locked; rows that are locked already are skipped."""
     key = _KEYS.get(check.table, ("id", ""))[0]
     lock = f"SELECT ({key})::text FROM {check.table} WHERE {_among(check.table)} FOR UPDATE SKIP LOCKED"  # noqa: S608
     locked = list(sql(connection, lock, {"ids": list(ids)}).scalars())

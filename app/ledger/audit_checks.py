@@ -17,7 +17,7 @@ class Severity(StrEnum):
 
 
 class Repair(StrEnum):
-    """What may be done about it without asking."""
+    """Repair that may be applied without confirmation."""
 
     CLOSE = "the attempt is closed; its task goes on without it"
     LOSE = "the attempt is taken back as lost, and its task runs again"
@@ -34,7 +34,7 @@ class Repair(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """One invariant. `table` is where its ids point to, and what a repair locks."""
+    """An invariant. `table` is the table of its ids, whose rows a repair locks."""
 
     name: str
     severity: Severity
@@ -410,7 +410,7 @@ SELECT t.requested_mode AS mode, t.resource_class, count(*) AS waiting,
     extract(epoch FROM now() - min(t.accepted_at))::float8 AS oldest_s
 FROM tasks t WHERE t.state = 'pending' AND t.in_line GROUP BY 1, 2
 """
-"""What waits, by mode as asked for and class."""
+"""Waiting tasks, by requested mode and class."""
 
 AGES = """
 SELECT
@@ -430,4 +430,4 @@ UNION ALL SELECT 'instances', user_name, count(*) FROM live WHERE mode = 'epheme
 UNION ALL SELECT 'hold', h.limit_name, count(*) FROM semaphore_holders h
     WHERE h.granted_at IS NOT NULL GROUP BY 2
 """
-"""What is used of every limit that has holders."""
+"""Use of every limit that has holders."""

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,40}")  # it becomes part of a queue's 
 
 @dataclass(frozen=True, slots=True)
 class ResourceClass:
-    """What one class offers, with nothing left open. One instance has `cpus`, `memory_bytes` and `gpus`."""
+    """A resource class with all values resolved. One instance has `cpus`, `memory_bytes` and `gpus`."""
 
     name: str
     cpus: float | None  # None: not bounded
@@ -44,7 +44,7 @@ class ResourceClass:
     pool_cooldown_s: float  # idle this long before the pool shrinks
 
     def could_run(self, mode: Mode) -> bool:
-        """True when tasks of this mode can find an instance that we make."""
+        """Whether tasks of this mode can find an instance that we make."""
         options = {Mode.EPHEMERAL: self.ephemeral_capacity > 0, Mode.PERSISTENT: self.pool_max > 0}
         return any(options.values()) if mode is Mode.AUTO else options[mode]
 
@@ -68,7 +68,7 @@ class ResourceClass:
 
 
 def load(connection: Connection, settings: Settings) -> dict[str, ResourceClass]:
-    """Every class by its name; `standard` is always among them."""
+    """Returns every class by its name; `standard` is always among them."""
     rows = sql(connection, "SELECT * FROM resource_classes ORDER BY name")
     return {row.name: _resolved(row, settings) for row in rows}
 
@@ -98,16 +98,13 @@ def _or(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-# --- Checking what is asked for -------------------------------------------------------------------------------------
-
-
 def check(connection: Connection, settings: Settings, pairs: Iterable[tuple[Mode, str]]) -> None:
-    """Refuse what could never run; a class that passed cannot be removed before the caller's transaction ends.
+    """Refuses what could never run; a class that passed cannot be removed before the caller's transaction ends.
 
     Raises: SpecInvalid: an unknown class, or one without capacity for the mode that was asked for.
     """
-    wanted = set(pairs)
-    custom = sorted({name for _, name in wanted if name != STANDARD})
+    requested = set(pairs)
+    custom = sorted({name for _, name in requested if name != STANDARD})
     if custom:  # `standard` cannot be removed: no lock there, where everybody would meet
         sql(
             connection,
@@ -115,7 +112,7 @@ def check(connection: Connection, settings: Settings, pairs: Iterable[tuple[Mode
             {"names": custom},
         )
     defined = load(connection, settings)
-    for mode, name in sorted(wanted):
+    for mode, name in sorted(requested):
         if name not in defined:
             raise OptionInvalid(
                 f"expected a resource class among {', '.join(defined)}, found {name!r};"
@@ -136,7 +133,7 @@ _OPTION = {
 
 
 def check_sizes(connection: Connection, settings: Settings, specs: Iterable[TaskSpec]) -> None:
-    """Refuse a task that is guaranteed more than a place of its class has, where the class has a size.
+    """Refuses a task that is guaranteed more than a place of its class has, where the class has a size.
 
     Places are what admission counts, so that the guaranteed sizes of all that runs fit into what the instances have.
 
@@ -167,8 +164,6 @@ def _has_own_pool(connection: Connection, name: str) -> bool:
     return connection.execute(statement, {"name": name}).first() is not None
 
 
-# --- Changing classes -----------------------------------------------------------------------------------------------
-
 _LEAST: Mapping[str, tuple[type[int] | type[float], float]] = {
     "cpus": (float, 0.01),
     "memory_bytes": (int, 1 << 20),
@@ -191,7 +186,7 @@ _MOST_ELSE = 1_000_000
 
 
 def set_class(database: Database, name: str, **changes: Any) -> None:
-    """Define a class, or change one; what is not named stays, None gives the default back.
+    """Defines a class, or change one; what is not named stays, None gives the default back.
 
     Raises: LimitInvalid: nothing was changed.
     """
@@ -217,7 +212,7 @@ def set_class(database: Database, name: str, **changes: Any) -> None:
 
 
 def _checked(name: str, column: str, value: Any) -> Any:
-    """The value as the table takes it. Raises: LimitInvalid."""
+    """Returns the value as the table takes it. Raises: LimitInvalid."""
     if column in _CHOICES:
         if value is not None and value not in _CHOICES[column]:
             known = ", ".join(_CHOICES[column])
@@ -245,7 +240,7 @@ def _number(name: str, column: str, value: Any) -> int | float:
 
 
 def remove_class(database: Database, name: str) -> None:
-    """Remove a class that nothing needs any more.
+    """Removes a class that nothing needs any more.
 
     Raises: LimitInvalid: there is no such class, it is `standard`, or tasks or instances of it are left.
     """

@@ -1,4 +1,4 @@
-"""Which standing instances are connected: each holds an advisory lock, which goes when its connection does.
+"""Finds connected standing instances: each holds an advisory lock, which ends with its connection.
 
 The lease notices a host that falls silent; this notices one whose processes are gone within seconds.
 """
@@ -51,12 +51,12 @@ def connected(database: Database, instance_id: UUID, *, silent_s: float) -> Iter
 
 
 def key_of(instance_id: UUID) -> int:
-    """The lock of an instance: 31 bits of the random end of its id, above the locks with names."""
+    """Returns the lock of an instance: 31 bits of the random end of its id, above the locks with names."""
     return 1 << 30 | int.from_bytes(instance_id.bytes[-4:]) & (1 << 30) - 1
 
 
 def locked(database: Database) -> tuple[set[int], bool]:
-    """The locks that are held, and whether the server has run long enough for a missing one to mean something.
+    """Returns the locks that are held, and whether the server has run long enough for a missing one to mean something.
 
     Raises: DatabaseUnavailable.
     """
@@ -76,7 +76,7 @@ class LostConnections:
         self._missing: dict[UUID, int] = {}  # those that were connected: at how many looks in a row they were not
 
     def look(self, live: Collection[UUID], held: Collection[int], *, settled: bool = True) -> list[UUID]:
-        """Those of the live instances that are lost now. held, settled: as `locked` says."""
+        """Returns the live instances that are lost now. held, settled: as in `locked`."""
         here = {one for one in live if key_of(one) in held}
         known = {
             one: looks + 1 if settled and one not in here else 0 for one, looks in self._missing.items() if one in live

@@ -29,7 +29,7 @@ _PATIENCE: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,  # milliseconds
 }
-"""How long a server that says nothing is waited for: a half-open connection must not hold a worker for hours."""
+"""Timeouts for a server that does not answer: a half-open connection must not block a worker for hours."""
 
 
 ANSWER_S = 30.0
@@ -55,13 +55,13 @@ class _BoundedConnection(psycopg.Connection[Any]):
     def _bounded(self, gen: Any) -> Any:
         give_up = time.monotonic() + self.answer_s
         try:
-            wanted = next(gen)
+            statement = next(gen)
             while True:
-                ready = yield wanted
+                ready = yield statement
                 if not ready and time.monotonic() > give_up:
                     self.pgconn.finish()
                     raise psycopg.OperationalError(f"the server said nothing for {self.answer_s:.0f} s")
-                wanted = gen.send(ready)
+                statement = gen.send(ready)
         except StopIteration as done:
             return done.value
 
@@ -72,7 +72,7 @@ def _answers_within(answer_s: float, connection: _BoundedConnection | None) -> N
 
 
 class Database:
-    """One PostgreSQL database. Threads may share it.
+    """A PostgreSQL database. Threads may share it.
 
     `pooled=False` holds no connection between transactions: ten thousand ephemeral workers must not hold ten thousand.
     """
@@ -98,7 +98,7 @@ class Database:
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
-        """One transaction, committed at the end of the block. Raises: DatabaseUnavailable, IllegalMove."""
+        """Opens a transaction and commits it at the end of the block. Raises: DatabaseUnavailable, IllegalMove."""
         shared: Connection | None = getattr(self._snapshot, "connection", None)
         if shared is not None:
             yield shared
@@ -132,12 +132,12 @@ class Database:
     def sql(self, statement: str | Executable, values: SqlValues = None) -> Result[*tuple[Any, ...]]:
         """`sql` in a transaction of its own, after which the rows can be read. Raises: as `begin`."""
         with self.begin() as connection:
-            found = sql(connection, statement, values)
-            return found.freeze()() if found.returns_rows else found
+            rows = sql(connection, statement, values)
+            return rows.freeze()() if rows.returns_rows else rows
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """Let all that this thread reads in the block see one moment: each `begin` is this one transaction.
+        """Lets all that this thread reads in the block see one moment: each `begin` is this one transaction.
 
         Nothing can be written in it. Raises: DatabaseUnavailable.
         """
@@ -150,7 +150,7 @@ class Database:
                 self._snapshot.connection = None
 
     def raw(self, options: str = "") -> psycopg.Connection:
-        """A connection of its own, autocommit, for LISTEN and advisory locks. The caller closes it.
+        """Returns a connection of its own, autocommit, for LISTEN and advisory locks. The caller closes it.
 
         Raises: DatabaseUnavailable.
         """
@@ -172,7 +172,7 @@ class Database:
 def sql(
     connection: Connection, statement: str | Executable, values: SqlValues = None
 ) -> CursorResult[*tuple[Any, ...]]:
-    """Run one statement of plain SQL; `:name` in it stands for a value, several sets of values for as many runs."""
+    """Runs one statement of plain SQL; `:name` in it stands for a value, several sets of values for as many runs."""
     return connection.execute(text(statement) if isinstance(statement, str) else statement, values)
 
 
@@ -196,8 +196,8 @@ class Listener:
             if self._connection is None:
                 self._connect()
                 return None
-            found = [n.payload for n in self._connection.notifies(timeout=timeout_s, stop_after=1)]
-            return found + [n.payload for n in self._connection.notifies(timeout=0)] if found else found
+            payloads = [n.payload for n in self._connection.notifies(timeout=timeout_s, stop_after=1)]
+            return payloads + [n.payload for n in self._connection.notifies(timeout=0)] if payloads else payloads
         except psycopg.OperationalError as error:
             self.close()
             raise DatabaseUnavailable(f"lost the connection to PostgreSQL: {str(error).strip()}") from error
@@ -220,13 +220,13 @@ RECONCILER = 73052
 
 
 def dispatcher_leads(database: Database) -> bool:
-    """True while some dispatcher holds the lead. Raises: DatabaseUnavailable."""
+    """Whether some dispatcher holds the lead. Raises: DatabaseUnavailable."""
     with database.begin() as connection:
         return has_dispatcher(connection)
 
 
 def has_dispatcher(connection: Connection) -> bool:
-    """As `dispatcher_leads`, within a transaction."""
+    """Whether a dispatcher leads: as `dispatcher_leads`, within a transaction."""
     statement = (
         "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = :key"
         " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
@@ -235,7 +235,7 @@ def has_dispatcher(connection: Connection) -> bool:
 
 
 class Leadership:
-    """One decides at a time: a session-level advisory lock that goes when its holder's connection goes."""
+    """Leader election: a session-level advisory lock, released when its holder's connection ends."""
 
     def __init__(self, database: Database, key: int, silent_s: float = _LEADER_SILENT_S) -> None:
         """silent_s: the server's patience with a holder that says nothing."""
@@ -246,7 +246,7 @@ class Leadership:
         self._lock = threading.Lock()
 
     def held(self) -> bool:
-        """Take or keep the lead; False while another has it. Raises: DatabaseUnavailable."""
+        """Takes or keep the lead; False while another has it. Raises: DatabaseUnavailable."""
         with self._lock:
             if self._connection is None:
                 # The lock is the session's: a leader that cannot be heard any more must not keep it.
@@ -277,6 +277,6 @@ def _first_line(error: DBAPIError) -> str:
 
 
 def _one_line(text: str) -> str:
-    """The first line; of a server that is not there, without what the driver puts before it."""
+    """Returns the first line; of a server that is not there, without what the driver puts before it."""
     first = (text.strip().splitlines() or ["no answer"])[0]
     return first.removeprefix("connection is bad: ").removeprefix("connection failed: ")

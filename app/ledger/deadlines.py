@@ -26,14 +26,14 @@ _FAILURE = Failure(error="StaleWriter", message="its deadline has passed and its
 
 
 def expire(connection: Connection, retry: RetryPolicy) -> list[UUID]:
-    """End what is past its deadline: what waits at once, what runs by telling it; returns the attempts to nudge.
+    """Ends tasks past their deadline: waiting ones at once, running ones by a request; returns the attempts to nudge.
 
-    Waits for no lock: what is being claimed or finished at this moment is looked at again the next time.
+    Waits for no lock: tasks that are being claimed or finished at this moment are checked again the next time.
     """
     due = connection.execute(_DUE, {"batch": _BATCH}).all()
     _end_waiting(connection, due)
-    told = _tell_running(connection, [row for row in due if row.state == "running"])
-    return told + _take_away(connection, retry)
+    requested = _tell_running(connection, [row for row in due if row.state == "running"])
+    return requested + _take_away(connection, retry)
 
 
 _DUE = text(
@@ -44,7 +44,7 @@ _DUE = text(
 
 
 def _end_waiting(connection: Connection, due: Sequence[Row[Any]]) -> None:
-    """Pending tasks, and admitted ones whose attempt is not being claimed."""
+    """Ends pending tasks, and admitted ones whose attempt is not being claimed."""
     admitted = [row.id for row in due if row.state == "admitted"]
     stopped = connection.execute(_STOP_DISPATCHED, {"ids": admitted}).all() if admitted else []
     over = {row.id for row in due if row.state == "pending"} | {row.task_id for row in stopped}
@@ -83,7 +83,7 @@ def _tell_running(connection: Connection, due: Sequence[Row[Any]]) -> list[UUID]
 
 
 def _take_away(connection: Connection, retry: RetryPolicy) -> list[UUID]:
-    """Attempts whose worker was told and goes on: a hung one must not outlive the deadline for long."""
+    """Ends attempts that continue after the cancel request: a hung attempt must not outlive its deadline for long."""
     hung = sql(
         connection,
         "SELECT a.id FROM tasks t JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts"
@@ -99,12 +99,9 @@ def _tell(connection: Connection, due: Sequence[Row[Any]]) -> None:
     events.append(connection, *(Fact("task.expired", row.run_id, row.id, data={"was": row.state}) for row in due))
 
 
-# --- Setting one ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class DeadlineSet:
-    """What has a new deadline: a run, and how many tasks that are left end by it."""
+    """Result of a deadline change: the run, the deadline, and the number of unfinished tasks that it applies to."""
 
     run_id: UUID
     at: datetime | None
@@ -112,9 +109,9 @@ class DeadlineSet:
 
 
 def set_deadline(database: Database, run: str, at: datetime | None) -> DeadlineSet:
-    """Give a run (its id or the end of it, or its name) a deadline with its zone, move it, or with None take it away.
+    """Sets, moves or (None) removes the deadline of a run. run: its id, the end of the id, or name. `at` has a zone.
 
-    Raises: UnknownName; AmbiguousName; SpecInvalid: it is not in the future, or nothing is left to end: unchanged.
+    Raises: UnknownName; AmbiguousName; SpecInvalid: it is not in the future, or the run has ended.
     """
     run_id = results.find(database, "runs", run)
     with database.begin() as connection:

@@ -22,13 +22,13 @@ class LengthBucket:
 
     @property
     def share(self) -> float:
-        """Of them, how many were dropped: long ones, where a quorum prefers short trajectories."""
+        """Shares of the ended replicas that were dropped: long ones, where a quorum prefers short trajectories."""
         return self.superseded / self.ended
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedReplicas:
-    """Of a run. Tokens are of answers; what was superseded was cut off, and would have been longer."""
+    """Dropped replicas of a run. Tokens are of answers; superseded replicas were cut off and would have been longer."""
 
     added: dict[str, int]  # replicas beyond those submitted, by why
     superseded: int
@@ -54,7 +54,7 @@ _ADDED = text("SELECT added_for, count(*) AS n FROM tasks WHERE run_id = :run AN
 
 
 def dropped(database: Database, run_id: UUID) -> DroppedReplicas:
-    """Of the replicas that began and have ended. Raises: DatabaseUnavailable."""
+    """Counts dropped replicas among those that began and have ended. Raises: DatabaseUnavailable."""
     with database.begin() as connection:
         rows = connection.execute(_ROWS, {"run": run_id, "bounds": list(_BOUNDS)}).all()
         added = {row.added_for: row.n for row in connection.execute(_ADDED, {"run": run_id})}
@@ -69,7 +69,7 @@ def dropped(database: Database, run_id: UUID) -> DroppedReplicas:
 
 
 def unused(database: Database, run_id: UUID) -> dict[str, int]:
-    """How many of a run's attempts feed no trainer, by the reason; the most frequent first."""
+    """Counts a run's attempts that are not used for training, by reason; the most frequent first."""
     statement = (
         "SELECT x.reason, count(*) AS n FROM experience_attempts x JOIN experience_groups g USING (group_id)"
         " WHERE g.run_id = :run AND x.reason <> '' GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 100"

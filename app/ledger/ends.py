@@ -1,7 +1,7 @@
-"""Ends attempts: graded, not scored, or taken away; and decides what becomes of the task.
+"""Ends attempts (graded, not scored, or lost) and decides whether the task ends or is retried.
 
-An end is conditional on the attempt's number and state, as every write: see `app.ledger.attempts`. Locks are taken in
-its order: attempt, then task.
+Like every write, an end is conditional on the attempt's number and state: see `app.ledger.attempts`. Locks are acquired
+in its order: attempt, then task.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An attempt that was not scored. `permanent`: another one would end the same; `waits`: as in `PhaseRecord`."""
+    """An attempt that was not scored. `permanent`: a retry would fail the same way; `waits`: as in `PhaseRecord`."""
 
     claimed: Claim
     end_reason: EndReason
@@ -86,9 +86,9 @@ SELECT done.id, pg_notify(:channel, ended.id::text) FROM done JOIN ended ON ende
 
 
 def finish_many(database: Database, endings: Sequence[Finished]) -> set[UUID]:
-    """Record graded attempts: their tasks have succeeded, whatever the reward. The attempts that were recorded.
+    """Records graded attempts; their tasks succeed, whatever the reward. Returns the attempts that were recorded.
 
-    What was superseded meanwhile stays so, without its verdict.
+    An attempt whose task was superseded meanwhile ends as superseded, without its verdict.
     """
     if not endings:
         return set()
@@ -101,11 +101,11 @@ def finish_many(database: Database, endings: Sequence[Finished]) -> set[UUID]:
         "channel": OUTCOME,
     }
     with database.begin() as connection:
-        done = {row.id for row in connection.execute(_FINISH, values)}
-        store_artifacts(connection, [(e.claimed.attempt_id, a) for e in endings for a in e.artifacts], done)
-        if done:
+        ended = {row.id for row in connection.execute(_FINISH, values)}
+        store_artifacts(connection, [(e.claimed.attempt_id, a) for e in endings for a in e.artifacts], ended)
+        if ended:
             events.wake_dispatcher(connection)
-    return done
+    return ended
 
 
 def finish(
@@ -116,15 +116,15 @@ def finish(
     end_reason: EndReason = EndReason.SUBMITTED,
     artifacts: Sequence[Artifact] = (),
 ) -> None:
-    """Record a graded attempt: as `finish_many`. Raises: StaleWriter: nothing was written."""
+    """Records a graded attempt: as `finish_many`. Raises: StaleWriter: nothing was written."""
     if not finish_many(database, [Finished(claimed, end_reason, verdict, artifacts)]):
         raise stale(claimed)
 
 
-# What follows is decided on the locked row of the task, so that a cancel that comes at the same time is not missed.
-# When an instance died with several on board (`company`), nobody knows which of them killed it: none is blamed, and
-# each goes on in an instance of its own (where its user may have one), where the next loss is its own. That happens to
-# a task once.
+# The decision is made on the task's locked row, so that a concurrent cancel is not missed.
+# When an instance died with several attempts on it (`company`), the cause is unknown: none gets a fault, and each task
+# is retried in an ephemeral instance of its own (if its user may have one), where the next loss counts as its fault.
+# This happens at most once per task.
 _END_NOT_SCORED = text("""
 WITH ending AS (
     SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:states AS text[]),
@@ -192,7 +192,7 @@ FROM decided d JOIN moved m ON m.id = d.id
 
 
 class _Ending(NamedTuple):
-    """One row of `_END_NOT_SCORED`. `number` None: whichever is the current one; `grading`: as of `Claim`."""
+    """A row of `_END_NOT_SCORED`. `number` None: matches any attempt number; `grading`: as in `Claim`."""
 
     id: UUID
     number: int | None
@@ -206,7 +206,7 @@ class _Ending(NamedTuple):
 
 
 def fail_many(database: Database, endings: Sequence[Failed], retry: RetryPolicy) -> set[UUID]:
-    """Record attempts that were not scored; each task waits for its next, or ends when there is none."""
+    """Records attempts that were not scored; each task waits for its next attempt, or ends if no retry is left."""
     if not endings:
         return set()
     rows = [
@@ -223,13 +223,13 @@ def fail_many(database: Database, endings: Sequence[Failed], retry: RetryPolicy)
         for e in endings
     ]
     with database.begin() as connection:
-        done = _end_not_scored(connection, retry, rows)
-        store_artifacts(connection, [(e.claimed.attempt_id, a) for e in endings for a in e.artifacts], done)
-    return done
+        ended = _end_not_scored(connection, retry, rows)
+        store_artifacts(connection, [(e.claimed.attempt_id, a) for e in endings for a in e.artifacts], ended)
+    return ended
 
 
 _STATE_OF = {Blame.PERSON: "cancelled", Blame.INTERRUPTION: "interrupted"}
-"""The state of an attempt that ended so by itself; one that was taken away is lost, or interrupted."""
+"""State of an attempt that its own worker ended; one taken away from its worker is lost or interrupted."""
 
 
 def fail(
@@ -243,7 +243,7 @@ def fail(
     permanent: bool = False,
     waits: Mapping[str, float] | None = None,
 ) -> None:
-    """Record an attempt that was not scored: as `fail_many`. Raises: StaleWriter: nothing was written."""
+    """Records an attempt that was not scored: as `fail_many`. Raises: StaleWriter: nothing was written."""
     if not fail_many(database, [Failed(claimed, end_reason, failure, artifacts, permanent, waits or {})], retry):
         raise stale(claimed)
 
@@ -258,10 +258,10 @@ def lose(
     company: bool = False,
     gradings: Mapping[UUID, int] | None = None,
 ) -> list[UUID]:
-    """Take running attempts away from their workers, within the caller's transaction; returns those taken.
+    """Takes running attempts away from their workers, within the caller's transaction; returns the ended attempts.
 
-    company: they ended together, and at most one of them is the reason. gradings: they are in grading, with the
-    numbers of their claims.
+    company: they ended together, and at most one of them is the cause. gradings: claim numbers of attempts that are
+    in grading.
     """
     state = "interrupted" if BLAME[end_reason] is Blame.INTERRUPTION else "lost"
     numbers = gradings or {}
@@ -269,8 +269,8 @@ def lose(
         _Ending(one, None, state, end_reason, failure, company=company, grading=numbers.get(one, 0))
         for one in attempt_ids
     ]
-    done = _end_not_scored(connection, retry, rows) if rows else set()
-    return [attempt_id for attempt_id in attempt_ids if attempt_id in done]
+    ended = _end_not_scored(connection, retry, rows) if rows else set()
+    return [attempt_id for attempt_id in attempt_ids if attempt_id in ended]
 
 
 def _end_not_scored(connection: Connection, retry: RetryPolicy, endings: Sequence[_Ending]) -> set[UUID]:
@@ -287,14 +287,14 @@ def _end_not_scored(connection: Connection, retry: RetryPolicy, endings: Sequenc
         "gradings": [e.grading for e in endings],
     }
     options = {"base": retry.base_s, "cap": retry.cap_s, "channel": OUTCOME}
-    done = {row.attempt_id for row in connection.execute(_END_NOT_SCORED, values | options)}
-    if done:
+    ended = {row.attempt_id for row in connection.execute(_END_NOT_SCORED, values | options)}
+    if ended:
         events.wake_dispatcher(connection)
-    return done
+    return ended
 
 
 def store_artifacts(connection: Connection, artifacts: Sequence[tuple[UUID, Artifact]], of: set[UUID]) -> None:
-    """Record artifacts of the attempts in `of`; one that a grader has stored again, in place of the first."""
+    """Records artifacts of the attempts in `of`; an artifact that a grader stored again replaces the first one."""
     rows = [{"attempt_id": i, **artifact.model_dump(mode="json")} for i, artifact in artifacts if i in of]
     if rows:
         statement = insert(ArtifactRow)
@@ -305,11 +305,11 @@ def store_artifacts(connection: Connection, artifacts: Sequence[tuple[UUID, Arti
 def record_teardown(
     database: Database, claimed: Claim, found: Mapping[str, Any], samples: Mapping[str, Any] | None = None
 ) -> None:
-    """Record that nothing of the attempt is left here. Allowed after its end: it says nothing about the outcome.
+    """Records that this host has released the attempt's resources. Allowed after its end: the outcome is unchanged.
 
     samples: memory and processors, by purpose of the environment; they are in no event.
 
-    While it is in grading, more of it is elsewhere: then it is torn down when its grader says so.
+    While it is in grading, other resources remain elsewhere: its grader's call then records the end of the teardown.
     """
     ids = (claimed.run_id, claimed.task_id, claimed.attempt_id, claimed.instance_id)
     with database.begin() as connection:
@@ -328,7 +328,7 @@ def record_teardown(
             events.append(connection, events.Fact("attempt.torn_down", *ids, dict(found)))
 
 
-# Lock order as everywhere: attempt, then task. An attempt whose verdict is no longer the one that was read is left out.
+# The usual lock order: attempt, then task. An attempt whose verdict changed after it was read is left out.
 _REGRADE = text("""
 WITH given AS (
     SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:verdicts AS jsonb[])) AS g(id, verdict)
@@ -354,9 +354,9 @@ RETURNING attempt_id
 
 
 def regrade(database: Database, verdicts: Mapping[UUID, Verdict]) -> set[UUID]:
-    """Put each in place of its attempt's verdict, which is the last of its `previous`; the attempts that were written.
+    """Replaces the attempts' verdicts; the last of `previous` is the replaced verdict. Returns the written attempts.
 
-    One that another regrade has changed is left out.
+    Attempts that another regrade has changed are left out.
     """
     if not verdicts:
         return set()

@@ -72,7 +72,7 @@ _HISTOGRAM = """
 
 
 def histograms(connection: Connection, after: datetime | None, until: datetime) -> list[PhaseHistogram]:
-    """Of attempts that finished after `after` (None: ever) and by `until`."""
+    """Reads the histograms of attempts that finished after `after` (None: no lower bound) and by `until`."""
     statement = SPANS.format(chosen=f"{TOLD} AND {finished(after)}")
     values = {"until": until, "bounds": list(BUCKETS_S), **({} if after is None else {"after": after})}
     counts: dict[tuple[str, str, str], list[int]] = {}
@@ -85,23 +85,20 @@ def histograms(connection: Connection, after: datetime | None, until: datetime) 
 
 
 def finished(after: datetime | None) -> str:
-    """A condition on attempts; `:until` and, unless None, `:after` are bound by the caller."""
+    """Returns a condition on attempts; `:until` and, unless None, `:after` are bound by the caller."""
     return "a.finished_at <= :until" + ("" if after is None else " AND a.finished_at > :after")
 
 
 def added(one: Mapping[str, PhaseHistogram], more: Sequence[PhaseHistogram]) -> dict[str, PhaseHistogram]:
-    """What was counted so far, and what came since."""
-    found = dict(one)
+    """Adds newly counted histograms to the earlier ones."""
+    sums = dict(one)
     for new in more:
         key = f"{new.kind} {new.path} {new.phase}"
-        old = found.get(key)
+        old = sums.get(key)
         counts = new.counts if old is None else tuple(a + b for a, b in zip(old.counts, new.counts, strict=True))
         sum_s = new.sum_s + (old.sum_s if old else 0.0)
-        found[key] = PhaseHistogram(new.kind, new.path, new.phase, counts, sum_s)
-    return found
-
-
-# --- Counts ---------------------------------------------------------------------------------------------------------
+        sums[key] = PhaseHistogram(new.kind, new.path, new.phase, counts, sum_s)
+    return sums
 
 
 @dataclass(frozen=True, slots=True)

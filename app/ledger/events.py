@@ -19,7 +19,7 @@ OUTCOME = "megaflow_outcome"
 
 
 class Fact(NamedTuple):
-    """One event before it has an id."""
+    """An event before it has an id."""
 
     kind: str
     run_id: UUID | None = None
@@ -30,18 +30,18 @@ class Fact(NamedTuple):
 
 
 def append(connection: Connection, *facts: Fact) -> None:
-    """Append facts within the caller's transaction."""
+    """Appends facts within the caller's transaction."""
     if facts:
         connection.execute(insert(EventRow), [fact._asdict() for fact in facts])
 
 
 def wake_dispatcher(connection: Connection) -> None:
-    """Nudge the dispatcher when this transaction commits; many in one transaction are one."""
+    """Nudges the dispatcher when this transaction commits; many in one transaction are one."""
     sql(connection, f"NOTIFY {WORK}")
 
 
 def tell_outcome(connection: Connection, task_ids: Sequence[UUID]) -> None:
-    """Tell the waiting clients, when this transaction commits, that these tasks have ended."""
+    """Tells the waiting clients, when this transaction commits, that these tasks have ended."""
     sql(
         connection,
         "SELECT pg_notify(:channel, id::text) FROM unnest(CAST(:ids AS uuid[])) AS id",
@@ -50,7 +50,7 @@ def tell_outcome(connection: Connection, task_ids: Sequence[UUID]) -> None:
 
 
 class EventRecord(NamedTuple):
-    """One event as kept."""
+    """A stored event."""
 
     id: int
     at: datetime
@@ -65,6 +65,6 @@ class EventRecord(NamedTuple):
 def of_task(database: Database, task_id: UUID) -> list[EventRecord]:
     """Everything that happened to a task, in order."""
     columns = EventRow.__table__.c
-    wanted = [columns[name] for name in EventRecord._fields]
-    rows = database.sql(select(*wanted).where(columns.task_id == task_id).order_by(columns.id))
+    selected = [columns[name] for name in EventRecord._fields]
+    rows = database.sql(select(*selected).where(columns.task_id == task_id).order_by(columns.id))
     return [EventRecord(*row) for row in rows]

@@ -20,7 +20,7 @@ from app.ledger.database import Database, sql
 
 @dataclass(frozen=True, slots=True)
 class ExperienceRun:
-    """How a run's groups are closed and handed out."""
+    """Rules for closing a run's groups and delivering them."""
 
     run_id: UUID
     policy: str
@@ -51,7 +51,7 @@ class EndedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class StoredSamples:
-    """What was made of one attempt."""
+    """Samples made from one attempt."""
 
     key: str
     samples: int
@@ -71,7 +71,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class ExperienceCounts:
-    """Where a run's groups stand."""
+    """Counts of a run's groups by state."""
 
     open: int = 0
     ready: int = 0
@@ -82,11 +82,8 @@ class ExperienceCounts:
     lost: int = 0
 
 
-# --- Versions of a policy -------------------------------------------------------------------------------------------
-
-
 def publish(database: Database, policy: str, version: str, weights: str | None = None) -> int:
-    """Put a version on record, which is not live yet; its number. Publishing it again gives the same number.
+    """Puts a version on record, which is not live yet; its number. Publishing it again gives the same number.
 
     weights: a path at its engines, from which they can load it again.
 
@@ -98,12 +95,12 @@ def publish(database: Database, policy: str, version: str, weights: str | None =
         values = {"policy": policy, "version": version, "weights": weights}
         sql(connection, "SELECT pg_advisory_xact_lock(hashtextextended('policy:' || :policy, 0))", values)
         statement = "SELECT number, state FROM policy_versions WHERE policy = :policy AND version = :version"
-        found = sql(connection, statement, values).first()
-        if found is not None and found.state == "refused":
+        row = sql(connection, statement, values).first()
+        if row is not None and row.state == "refused":
             raise SampleRefused(f"version {version!r} of {policy} was refused before; publish it under a new name")
-        if found is not None:
-            _refuse_older(connection, policy, version, found.number)
-            return int(found.number)
+        if row is not None:
+            _refuse_older(connection, policy, version, row.number)
+            return int(row.number)
         return int(
             sql(
                 connection,
@@ -123,7 +120,7 @@ def publish_for_run(database: Database, policy: str, version: str) -> int:
 
 
 def settle(database: Database, policy: str, version: str, *, refused: str = "") -> None:
-    """Make a published version live, or refuse it.
+    """Makes a published version live, or refuse it.
 
     Raises: UnknownName: it was not published. SampleRefused: a newer one is live: versions do not go back.
     """
@@ -160,34 +157,29 @@ def _refuse_older(connection: Connection, policy: str, version: str, number: int
 def live_number(connection: Connection, policy: str) -> int | None:
     """Number of the newest live version; None: there is none."""
     statement = "SELECT max(number) FROM policy_versions WHERE policy = :policy AND state = 'live'"
-    found: int | None = sql(connection, statement, {"policy": policy}).scalar()
-    return found
+    number: int | None = sql(connection, statement, {"policy": policy}).scalar()
+    return number
 
 
 def live_weights(connection: Connection, policy: str) -> str | None:
-    """The path of the newest live version's weights; None: not known."""
+    """Returns the path of the newest live version's weights; None: not known."""
     statement = "SELECT weights FROM policy_versions WHERE policy = :policy AND state = 'live' ORDER BY number DESC"
-    found: str | None = sql(connection, f"{statement} LIMIT 1", {"policy": policy}).scalar()
-    return found
-
-
-# --- From attempts to groups ----------------------------------------------------------------------------------------
+    path: str | None = sql(connection, f"{statement} LIMIT 1", {"policy": policy}).scalar()
+    return path
 
 
 def open_run(database: Database, run: ExperienceRun) -> None:
     """Have a run's attempts become samples. Raises: UnknownName; SampleRefused: no training, or other options."""
     values = asdict(run)
     with database.begin() as connection:
-        found = sql(connection, "SELECT purpose, quorum FROM runs WHERE id = :run_id", values).first()
-        if found is None:
+        row = sql(connection, "SELECT purpose, quorum FROM runs WHERE id = :run_id", values).first()
+        if row is None:
             raise UnknownName(f"unknown run {run.run_id}; `megaflow runs` lists them")
-        if found.purpose != "training":
-            raise SampleRefused(
-                f"expected a run with the purpose `training`, found {found.purpose!r}; submit it as one"
-            )
-        if None not in (run.quorum, found.quorum) and run.quorum != found.quorum:
-            raise SampleRefused(f"expected quorum {found.quorum}, as run {run.run_id} has; found {run.quorum}")
-        values["quorum"] = run.quorum or found.quorum
+        if row.purpose != "training":
+            raise SampleRefused(f"expected a run with the purpose `training`, found {row.purpose!r}; submit it as one")
+        if None not in (run.quorum, row.quorum) and run.quorum != row.quorum:
+            raise SampleRefused(f"expected quorum {row.quorum}, as run {run.run_id} has; found {run.quorum}")
+        values["quorum"] = run.quorum or row.quorum
         sql(
             connection,
             "INSERT INTO experience_runs (run_id, policy, quorum, drop_equal, allow_scripted)"
@@ -196,11 +188,11 @@ def open_run(database: Database, run: ExperienceRun) -> None:
         )
         if run.max_staleness is not None:
             staleness.bound(connection, run.run_id, run.max_staleness)
-        kept = sql(connection, "SELECT * FROM experience_runs WHERE run_id = :run_id", values).one()
+        stored = sql(connection, "SELECT * FROM experience_runs WHERE run_id = :run_id", values).one()
         for name in ("policy", "quorum", "drop_equal"):
-            if getattr(kept, name) != values[name]:
+            if getattr(stored, name) != values[name]:
                 raise SampleRefused(
-                    f"expected {name} {getattr(kept, name)}, as run {run.run_id} has; found {values[name]}"
+                    f"expected {name} {getattr(stored, name)}, as run {run.run_id} has; found {values[name]}"
                 )
 
 
@@ -235,7 +227,7 @@ def ended_attempts(database: Database, most: int, settled: Sequence[UUID] = ()) 
 
 
 def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, reason: str = "") -> list[UUID] | None:
-    """Put on record what came of an attempt, and settle its group.
+    """Puts on record what came of an attempt, and settle its group.
 
     None: it is on record already; else the running attempts that the group no longer needs, to be told.
     """
@@ -294,13 +286,10 @@ UPDATE experience_groups g SET oldest = s.oldest FROM (
 """)
 
 
-# --- Hand-out -------------------------------------------------------------------------------------------------------
-
-
 def next_batch(
     database: Database, run_id: UUID, consumer: str, *, groups: int, lease_s: float, max_staleness: int | None = None
 ) -> Lease | None:
-    """Lease the oldest complete groups, at most `groups`, to a run's one consumer; None: none is ready.
+    """Leases the oldest complete groups, at most `groups`, to a run's one consumer; None: none is ready.
 
     max_staleness: a bound for this batch, below the run's own; older groups are set aside as `stale`. A group in which
     an unknown version wrote is as stale as can be, with or without a bound.
@@ -353,7 +342,7 @@ def next_batch(
 
 
 def _lapse(connection: Connection, run_id: UUID) -> None:
-    """Offer again what was not committed in time."""
+    """Offers again what was not committed in time."""
     sql(
         connection,
         "WITH lapsed AS (UPDATE experience_leases SET state = 'lapsed' WHERE run_id = :run AND state = 'open'"
@@ -364,18 +353,18 @@ def _lapse(connection: Connection, run_id: UUID) -> None:
 
 
 def renew(database: Database, lease_id: UUID, *, lease_s: float) -> None:
-    """Keep a lease for `lease_s` more seconds. Raises: SampleRefused: it was offered again or is committed."""
-    kept = database.sql(
+    """Keeps a lease for `lease_s` more seconds. Raises: SampleRefused: it was offered again or is committed."""
+    renewed = database.sql(
         "UPDATE experience_leases SET expires_at = clock_timestamp() + make_interval(secs => :lease_s)"
         " WHERE id = :lease AND state = 'open' RETURNING 1",
         {"lease": lease_id, "lease_s": lease_s},
     ).first()
-    if kept is None:
+    if renewed is None:
         raise SampleRefused(f"expected an open lease, found that {lease_id} has lapsed or is committed")
 
 
 def commit(database: Database, lease_id: UUID, version: str) -> None:
-    """Say that a lease's groups were trained on, which is final. Saying it again with the same version changes nothing.
+    """Records that a lease's groups were trained on, which is final. Repeating with the same version changes nothing.
 
     Raises: SampleRefused: it lapsed and was offered again, was committed with another version; it was refused, or a
         newer one is live or was committed before. UnknownName: no such lease, or the version was not published.
@@ -416,7 +405,7 @@ def commit(database: Database, lease_id: UUID, version: str) -> None:
 
 
 def release(database: Database, run_id: UUID, consumer: str) -> None:
-    """Let another consumer have the run: open leases lapse at once. Raises: SampleRefused: another has it."""
+    """Lets another consumer have the run: open leases lapse at once. Raises: SampleRefused: another has it."""
     with database.begin() as connection:
         values = {"run": run_id, "consumer": consumer}
         statement = "SELECT consumer FROM experience_runs WHERE run_id = :run FOR UPDATE"
@@ -437,7 +426,7 @@ def release(database: Database, run_id: UUID, consumer: str) -> None:
 
 
 def counts(database: Database, run_id: UUID) -> ExperienceCounts:
-    """Where the groups of a run stand."""
+    """Counts the groups of a run by state."""
     statement = (
         "SELECT CASE WHEN state = 'ready' AND lease_id IS NOT NULL THEN 'leased' ELSE state END AS what,"
         " count(*) AS n FROM experience_groups WHERE run_id = :run GROUP BY 1"

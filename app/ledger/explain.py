@@ -33,7 +33,7 @@ from app.models.tables import PAUSED
 from app.settings import Settings
 
 BACKOFF = "backoff"
-"""What a delayed retry waits for; not a limit, but named beside them."""
+"""Name for the wait of a delayed retry; not a limit, but listed with the limits."""
 
 _PAUSED_AT = datetime.fromisoformat(PAUSED)
 
@@ -77,18 +77,15 @@ def _story(row: Row[Any], tries: Sequence[AttemptStory], now: CurrentState | Non
     )
 
 
-# --- What was -------------------------------------------------------------------------------------------------------
-
-
 def queue_of_task(row: Row[Any]) -> QueueKey:
-    """The queue that a task (or an aggregate of tasks) waits in."""
+    """Returns the queue that a task (or an aggregate of tasks) waits in."""
     return QueueKey(Mode(row.requested_mode), row.resource_class, row.user_name)
 
 
 def history(
     connection: Connection, queue: QueueKey, run_id: UUID, since: datetime, now: datetime
 ) -> dict[str, LimitIntervals]:
-    """By limit, when it kept this queue waiting; the pauses of the run among them."""
+    """Returns, by limit, the times when it kept this queue waiting; including the run's pauses."""
     rows = sql(
         connection,
         "SELECT limit_name, since, coalesce(until, :now) AS until FROM bindings"
@@ -111,21 +108,21 @@ def history(
             "now": now,
         },
     )
-    found: dict[str, list[tuple[datetime, datetime]]] = defaultdict(list)
+    by_limit: dict[str, list[tuple[datetime, datetime]]] = defaultdict(list)
     for row in rows:
-        found[row.limit_name].append((row.since, row.until))
-    return {limit: LimitIntervals(intervals) for limit, intervals in found.items()}
+        by_limit[row.limit_name].append((row.since, row.until))
+    return {limit: LimitIntervals(intervals) for limit, intervals in by_limit.items()}
 
 
 def due_at(row: Row[Any], window: WaitingWindow) -> datetime | None:
-    """When the retry that a task's last window was for was due; None for a first attempt, or what is paused."""
+    """Returns when the retry of a task's last window was due; None: a first attempt or a paused task."""
     return row.available_at if window.attempt > 1 and row.available_at < _PAUSED_AT else None
 
 
 def waited(
     window: WaitingWindow, limits: Mapping[str, LimitIntervals], now: datetime, not_before: datetime | None
 ) -> list[Share]:
-    """What a window was spent on, longest first. not_before: when a delayed retry was due, where that is known."""
+    """Splits a waiting window by cause, longest first. not_before: when a delayed retry was due, if known."""
     end = window.end or now
     begin, shares = window.begin, []
     # Who resumes a run writes over when its retries were due.
@@ -138,7 +135,7 @@ def waited(
 
 
 def _attempt_stories(connection: Connection, row: Row[Any], attempts: Sequence[Row[Any]]) -> list[AttemptStory]:
-    """The attempts, and one more that has no row yet when the task waits or has ended in line."""
+    """Returns the attempts, and one more that has no row yet when the task waits or has ended in line."""
     reopened = sql(
         connection, "SELECT at FROM events WHERE task_id = :id AND kind = 'task.reopened'", {"id": row.id}
     ).scalars()
@@ -146,7 +143,7 @@ def _attempt_stories(connection: Connection, row: Row[Any], attempts: Sequence[R
     waiting = {window.attempt: window for window in windows(row.accepted_at, row.finished_at, tried, reopened)}
     limits = history(connection, queue_of_task(row), row.run_id, row.accepted_at, row.now)
     last = max(waiting, default=0)
-    found = []
+    stories = []
     for number in range(1, max(last, len(attempts)) + 1):
         steps = []
         if window := waiting.get(number):
@@ -160,24 +157,24 @@ def _attempt_stories(connection: Connection, row: Row[Any], attempts: Sequence[R
             steps.append(PhaseStep(LINE, window.begin, window.end, window.seconds(row.now), tuple(shares), during))
         attempt = attempts[number - 1] if number <= len(attempts) else None
         if attempt is None:
-            found.append(
+            stories.append(
                 AttemptStory(
                     number, "waiting" if not row.finished_at else row.state, "", None, None, None, tuple(steps)
                 )
             )
         else:
-            found.append(_try(attempt, steps + _steps(attempt, row.now)))
-    return found
+            stories.append(_try(attempt, steps + _steps(attempt, row.now)))
+    return stories
 
 
 def _steps(attempt: Row[Any], now: datetime) -> list[PhaseStep]:
     reached = {Phase(name): datetime.fromisoformat(at) for name, at in attempt.phases.items() if at}
     waits: dict[str, list[Share]] = defaultdict(list)
-    found = spans(reached, attempt.dispatched_at, attempt.finished_at, now)
-    last = found[-1].phase if found else ""
+    phases = spans(reached, attempt.dispatched_at, attempt.finished_at, now)
+    last = phases[-1].phase if phases else ""
     for limit, seconds in attempt.waits.items():
         waits[phase_of_limit(limit) or last].append(Share(limit, float(seconds)))
-    return [PhaseStep(o.phase, o.begin, o.end, o.seconds, tuple(waits[o.phase])) for o in found]
+    return [PhaseStep(o.phase, o.begin, o.end, o.seconds, tuple(waits[o.phase])) for o in phases]
 
 
 def _try(attempt: Row[Any], steps: Sequence[PhaseStep]) -> AttemptStory:
@@ -191,9 +188,6 @@ def _try(attempt: Row[Any], steps: Sequence[PhaseStep]) -> AttemptStory:
         failure=f"{failure['error']}: {failure['message']}" if failure else None,
         steps=tuple(steps),
     )
-
-
-# --- What a task that has not ended does or waits for at this moment --------------------------------------------------
 
 
 NO_DISPATCHER = "no dispatcher decides: start one with `megaflow up` or `megaflow worker control`"
@@ -240,15 +234,13 @@ def _in_line(
 
 
 def comes_after(connection: Connection, run_id: UUID) -> str:
-    """What the tasks of a run that waits for others wait for."""
-    found = graphs.waits_for(connection, run_id)
-    if found is None:
+    """Describes the upstream tasks that the waiting tasks of a run depend on."""
+    upstream = graphs.waits_for(connection, run_id)
+    if upstream is None:
         return "is put in line with the next pass: the tasks that it comes after have succeeded"
-    others = f", and {found.tasks - 1} more" if found.tasks > 1 else ""
-    return f"waits for task {found.name} ({found.task_id}), which is {found.state}{others}"
+    others = f", and {upstream.tasks - 1} more" if upstream.tasks > 1 else ""
+    return f"waits for task {upstream.name} ({upstream.task_id}), which is {upstream.state}{others}"
 
-
-# --- In line --------------------------------------------------------------------------------------------------------
 
 _BEFORE = text("""
 SELECT count(*) AS length, count(*) FILTER (WHERE priority > :priority OR priority = :priority AND (
@@ -261,7 +253,7 @@ FROM tasks WHERE state = 'pending' AND in_line AND requested_mode = :mode AND re
 
 
 def _place(connection: Connection, row: Row[Any], state: SchedulerState) -> QueuePosition:
-    """The order of a queue is that of its index: see `app.ledger.waiting.heads`."""
+    """Finds a task's place in its queue, in the order of the queue's index: see `app.ledger.waiting.heads`."""
     own = connection.execute(
         _BEFORE,
         {
@@ -285,8 +277,6 @@ def _place(connection: Connection, row: Row[Any], state: SchedulerState) -> Queu
     others = tuple(OtherUser(other.user_name, other.waiting, state.users[other.user_name]) for other in beside)
     return QueuePosition(own.before + 1, own.length, others)
 
-
-# --- Admitted -------------------------------------------------------------------------------------------------------
 
 _COMING = text("""
 SELECT count(*) FILTER (WHERE state = 'requested') AS requested, count(*) FILTER (WHERE state = 'booting') AS booting,
@@ -325,8 +315,6 @@ def _unclaimed(connection: Connection, attempt: Row[Any], since: datetime) -> Cu
         doing += f"; they usually take {usual:.1f} s"
     return CurrentState(f"{doing}; {message}", since)
 
-
-# --- Running --------------------------------------------------------------------------------------------------------
 
 _HOLDS = text("""
 SELECT mine.limit_name, mine.asked_at, l.capacity,

@@ -23,11 +23,11 @@ from app.settings import Settings
 
 _SLOWEST = 5
 _LONG_S = 30.0
-"""From a slot to a worker: an instance takes seconds."""
+"""Normal seconds from a slot to a worker's claim: an instance takes seconds to start."""
 
 
 def run(database: Database, settings: Settings, run_id: UUID) -> RunStory:
-    """The phases' spread, seconds by limit, the slowest tasks, the retries, and what binds. Raises: UnknownName."""
+    """Returns the phases' spread, seconds by limit, slowest tasks, retries, limiting factors. Raises: UnknownName."""
     with database.begin() as connection:
         row = connection.execute(_RUN, {"id": run_id}).first()
         if row is None:
@@ -109,16 +109,16 @@ class _Times:
 
     def waits(self, connection: Connection) -> tuple[Share, ...]:
         """Seconds of all tasks by limit: in line, and what their attempts waited for."""
-        found: dict[str, float] = defaultdict(float)
+        seconds: dict[str, float] = defaultdict(float)
         for queue, waited in self._windows.items():
             since = min(window.begin for window, _ in waited)
             limits = explain.history(connection, queue, self._run.id, since, self._now)
             for window, due in waited:
                 for share in explain.waited(window, limits, self._now, due):
-                    found[share.name] += share.seconds
+                    seconds[share.name] += share.seconds
         for row in connection.execute(_WAITS, {"id": self._run.id}):
-            found[row.limit_name] += row.seconds
-        return tuple(Share(*item) for item in sorted(found.items(), key=lambda item: (-item[1], item[0])))
+            seconds[row.limit_name] += row.seconds
+        return tuple(Share(*item) for item in sorted(seconds.items(), key=lambda item: (-item[1], item[0])))
 
 
 _TASKS = text(
@@ -164,7 +164,7 @@ def _waits(connection: Connection, run_id: UUID) -> bool:
 
 
 def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tuple[tuple[QueueNow, ...], int, str]:
-    """What limits each queue of the run's waiting tasks; how many are delayed; and a hint."""
+    """Returns the limiting factors of each queue of the run's waiting tasks, the count of delayed tasks, and a hint."""
     state = limiting_factors.state(connection, settings)
     rows = sql(
         connection,
@@ -175,19 +175,21 @@ def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tup
         " FROM tasks WHERE run_id = :id AND state = 'pending' GROUP BY 1, 2, 3 ORDER BY 4 DESC",
         {"id": run_row.id, "now": run_row.now, "paused": run_row.id in state.paused},
     ).all()
-    found = []
+    queues = []
     for row in rows:
         queue = explain.queue_of_task(row)
         if row.waiting:
-            found.append(QueueNow(queue, row.waiting, tuple(state.factors(queue, run_row.id, row.waiting, row.models))))
-    free = any(not queue.bounds for queue in found)
+            queues.append(
+                QueueNow(queue, row.waiting, tuple(state.factors(queue, run_row.id, row.waiting, row.models)))
+            )
+    free = any(not queue.bounds for queue in queues)
     hint = explain.NO_DISPATCHER if free and not has_dispatcher(connection) else _unclaimed(connection, run_row.id)
     hint = hint or _ungraded(connection, run_row.id)
-    return tuple(found), sum(row.delayed for row in rows), hint
+    return tuple(queues), sum(row.delayed for row in rows), hint
 
 
 def _unclaimed(connection: Connection, run_id: UUID) -> str:
-    """That tasks with a slot get no worker, and which one's story says why; empty: they did not wait for long."""
+    """Reports tasks with a slot but no worker, and the task whose story has the reason; empty: no long wait."""
     row = sql(
         connection,
         "SELECT count(*) OVER () AS tasks, t.id, extract(epoch FROM clock_timestamp() - a.dispatched_at) AS s"
@@ -204,12 +206,14 @@ def _unclaimed(connection: Connection, run_id: UUID) -> str:
 
 
 def _ungraded(connection: Connection, run_id: UUID) -> str:
-    """That attempts wait for a grader, and what sets how many there are; empty: none waits."""
+    """Reports attempts that wait for a grader, and the setting for the number of graders; empty: none waits."""
     waiting = (
         "SELECT count(*) AS attempts, string_agg(DISTINCT 'slots:grading.' || g.resource_class, ', ') AS limits"
         " FROM tasks t JOIN attempts a ON a.task_id = t.id JOIN gradings g ON g.attempt_id = a.id"
         " WHERE t.run_id = :id AND g.instance_id IS NULL"
     )
     row = sql(connection, waiting, {"id": run_id}).one()
-    told = f"{row.attempts} attempt(s) wait for a grader ({row.limits}): more are allowed by MEGAFLOW_GRADING_INSTANCES"
-    return f"{told} and MEGAFLOW_GRADING_SLOTS" if row.attempts else ""
+    message = (
+        f"{row.attempts} attempt(s) wait for a grader ({row.limits}): more are allowed by MEGAFLOW_GRADING_INSTANCES"
+    )
+    return f"{message} and MEGAFLOW_GRADING_SLOTS" if row.attempts else ""

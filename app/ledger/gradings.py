@@ -38,8 +38,6 @@ class GradingClaim:
     scripted: bool
 
 
-# --- Queued and published ---------------------------------------------------------------------------------------------
-
 _HAND_OVER = text("""
 WITH mine AS MATERIALIZED (
     SELECT id FROM attempts WHERE id = :id AND number = :number AND state = 'running' FOR UPDATE
@@ -71,7 +69,7 @@ def hand_over(
     artifacts: Sequence[Artifact] = (),
     waits: Mapping[str, float] | None = None,
 ) -> None:
-    """The agent has ended: free the attempt's slot, and queue its grading. Raises: StaleWriter: nothing was written."""
+    """Frees the slot of an attempt whose agent ended; queues its grading. Raises: StaleWriter: nothing was written."""
     values = {
         "id": claimed.attempt_id,
         "number": claimed.number,
@@ -130,11 +128,11 @@ def queue_again(database: Database, attempt_ids: Sequence[UUID]) -> set[UUID]:
     Returns the tasks; one of which nothing was left to a grader, or that has gone on, is passed over.
     """
     with database.begin() as connection:
-        found = list(connection.execute(_FAILED, {"ids": list(attempt_ids)}).scalars())
-        for move in _MOVES if found else ():
-            sql(connection, f"UPDATE tasks SET {move} WHERE id = ANY(:ids)", {"ids": found})  # noqa: S608 (no input)
-        values = {"tasks": found, "new": [uuids.uuid7() for _ in found]}
-        queued = set(connection.execute(_QUEUE_AGAIN, values).scalars()) if found else set()
+        task_ids = list(connection.execute(_FAILED, {"ids": list(attempt_ids)}).scalars())
+        for move in _MOVES if task_ids else ():
+            sql(connection, f"UPDATE tasks SET {move} WHERE id = ANY(:ids)", {"ids": task_ids})  # noqa: S608 (no input)
+        values = {"tasks": task_ids, "new": [uuids.uuid7() for _ in task_ids]}
+        queued = set(connection.execute(_QUEUE_AGAIN, values).scalars()) if task_ids else set()
         events.wake_dispatcher(connection)
     return queued
 
@@ -168,7 +166,7 @@ FROM room CROSS JOIN LATERAL (
 
 
 def unpublished(connection: Connection, older_than_s: float) -> list[QueuedMessage]:
-    """The next gradings whose message was not sent in `older_than_s`, as many as graders will soon take."""
+    """Returns the next gradings whose message was not sent in `older_than_s`, as many as graders will soon take."""
     rows = connection.execute(_DUE, {"age": older_than_s})
     return [
         QueuedMessage(
@@ -182,7 +180,7 @@ def unpublished(connection: Connection, older_than_s: float) -> list[QueuedMessa
 
 
 def mark_published(connection: Connection, attempt_ids: Sequence[UUID]) -> None:
-    """Note that messages of these gradings are in the broker; those that are being claimed are skipped."""
+    """Notes that messages of these gradings are in the broker; those that are being claimed are skipped."""
     sql(
         connection,
         "UPDATE gradings SET published_at = clock_timestamp() WHERE attempt_id IN (SELECT attempt_id FROM gradings"
@@ -192,7 +190,7 @@ def mark_published(connection: Connection, attempt_ids: Sequence[UUID]) -> None:
 
 
 def give_back(database: Database, message: WakeUpMessage) -> None:
-    """Return a message unclaimed, from a grader that takes nothing new: the dispatcher sends it again at once."""
+    """Returns a message unclaimed, from a grader that takes nothing new: the dispatcher sends it again at once."""
     with database.begin() as connection:
         sql(
             connection,
@@ -201,8 +199,6 @@ def give_back(database: Database, message: WakeUpMessage) -> None:
         )
         events.wake_dispatcher(connection)
 
-
-# --- Claimed ----------------------------------------------------------------------------------------------------------
 
 # The claim of an instance is found again by that instance: an answer may be lost on its way.
 _CLAIM = text("""
@@ -238,7 +234,7 @@ SELECT * FROM moved
 
 
 def claim(database: Database, message: WakeUpMessage, instance_id: UUID, *, lease_s: float) -> GradingClaim | None:
-    """Take a grading for a grader, with a lease; None when there is nothing to take (a stale or doubled message).
+    """Takes a grading for a grader, with a lease; None when there is nothing to take (a stale or doubled message).
 
     Safe to repeat by an instance that has not got it in hand. Raises: DatabaseUnavailable: it may have been done.
     """
@@ -251,8 +247,6 @@ def claim(database: Database, message: WakeUpMessage, instance_id: UUID, *, leas
     result = AgentResult.model_validate(row.submission)
     return GradingClaim(claimed, result, row.environment, row.waits, row.scripted)
 
-
-# --- Put back ---------------------------------------------------------------------------------------------------------
 
 _LOCK = text(
     "SELECT id, gradings FROM attempts WHERE id = ANY(CAST(:ids AS uuid[])) AND state = 'grading'"
@@ -287,7 +281,7 @@ SELECT attempt_id, over FROM held
 
 
 def put_back(database: Database, claimed: Claim, failure: Failure | None, retry: RetryPolicy) -> bool:
-    """Give a grading to another grader. False: it has failed too often, or its task is cancelled; nothing was written.
+    """Gives a grading to another grader. False: it has failed too often, or its task is cancelled; nothing was written.
 
     failure: why it failed; None: its grader was told to stop, which is no fault. Raises: StaleWriter.
     """
@@ -300,7 +294,7 @@ def put_back(database: Database, claimed: Claim, failure: Failure | None, retry:
 def lose(
     connection: Connection, attempt_ids: Sequence[UUID], failure: Failure | None, retry: RetryPolicy
 ) -> list[UUID]:
-    """Take gradings away from their graders, within the caller's transaction; the attempts that ended by it.
+    """Takes gradings away from their graders, within the caller's transaction; the attempts that ended by it.
 
     failure: as of `put_back`. A grading that has been lost too often ends its attempt, and so does a cancelled task.
     """
@@ -316,20 +310,20 @@ def lose(
 def take_away(
     connection: Connection, attempt_ids: Sequence[UUID], failure: Failure, end_reason: EndReason, retry: RetryPolicy
 ) -> list[UUID]:
-    """Take attempts from their workers and gradings from their graders; the attempts that ended by it."""
+    """Takes attempts from their workers and gradings from their graders; the attempts that ended by it."""
     ended = lose(connection, attempt_ids, failure, retry)
     return ended + ends.lose(connection, [one for one in attempt_ids if one not in ended], failure, end_reason, retry)
 
 
 def numbers(connection: Connection, attempt_ids: Sequence[UUID]) -> dict[UUID, int]:
-    """Those that are in grading, with the numbers of their claims; locked: nothing else moves them from here on."""
+    """Locks the attempts that are in grading until the transaction ends; returns the numbers of their claims."""
     return {row.id: row.gradings for row in connection.execute(_LOCK, {"ids": list(attempt_ids)})}
 
 
 def _put_back(
     connection: Connection, attempt_ids: Sequence[UUID], failure: Failure | None, retry: RetryPolicy
 ) -> dict[UUID, bool]:
-    """Of the locked ones that a grader has: whether it is over, and was left as it is."""
+    """Puts locked, claimed gradings back; returns whether each is over and was left unchanged."""
     values = {
         "ids": list(attempt_ids),
         "fault": int(failure is not None),

@@ -27,10 +27,7 @@ from app.models.service_tables import TaskDependencyRow
 
 _ENDED_AT_ONCE = 500
 _ROUNDS = 20
-"""So far down a graph a failure goes in one pass; the rest in the next."""
-
-
-# --- Accepting ------------------------------------------------------------------------------------------------------
+"""Most levels of a graph that a failure passes down in one pass; the next pass continues."""
 
 
 def check(connection: Connection, user_name: str, upstream: ComesAfter) -> None:
@@ -54,7 +51,7 @@ _MARK = text(
 
 
 def add(connection: Connection, run_id: UUID, upstream: ComesAfter) -> None:
-    """Keep what a new run comes after; its tasks are written with `waits`. Locks those, until the caller commits.
+    """Keeps what a new run comes after; its tasks are written with `waits`. Locks those, until the caller commits.
 
     What has ended already is marked, too: the next pass releases or cancels, as ever.
     """
@@ -74,8 +71,6 @@ def check_same(connection: Connection, run_id: UUID, upstream: ComesAfter, key: 
             f" expected the same again or a new key"
         )
 
-
-# --- Releasing and cancelling what waits ------------------------------------------------------------------------------
 
 _ENDED = text(
     "SELECT id, state FROM tasks WHERE has_dependents AND state IN ('succeeded', 'failed', 'cancelled')"
@@ -125,7 +120,7 @@ UPDATE tasks e SET has_dependents = false WHERE e.id = ANY(CAST(:ids AS uuid[]))
 
 
 def settle(connection: Connection, most: int) -> int:
-    """Release or cancel what waited for tasks that have ended, at most about `most`; how many.
+    """Releases or cancel what waited for tasks that have ended, at most about `most`; how many.
 
     The caller holds `admission.in_turn`. What a failure cancels may have dependents of its own: on down the graph.
     """
@@ -144,12 +139,12 @@ def settle(connection: Connection, most: int) -> int:
 
 
 def _settle(connection: Connection, ended: Sequence[Row[Any]], most: int) -> int:
-    done = [row.id for row in ended if row.state == "succeeded"]
+    succeeded = [row.id for row in ended if row.state == "succeeded"]
     over = [row.id for row in ended if row.state != "succeeded"]
-    ready = list(connection.execute(_READY, {"ids": done}).scalars()) if done else []
+    ready = list(connection.execute(_READY, {"ids": succeeded}).scalars()) if succeeded else []
     released = connection.execute(_RELEASE, {"runs": ready, "most": most}).all() if ready else []
     cancelled = connection.execute(_CANCEL, {"ids": over, "most": most}).all() if over else []
-    connection.execute(_SEEN_TO, {"ids": done + over, "runs": ready})
+    connection.execute(_SEEN_TO, {"ids": succeeded + over, "runs": ready})
     events.append(connection, *(Fact("task.released", row.run_id, row.id) for row in released))
     _tell_cancelled(connection, cancelled)
     events.tell_outcome(connection, [row.id for row in cancelled])
@@ -175,7 +170,7 @@ _WAIT_FOR_NOTHING = text(
 
 
 def look_again(database: Database, task_ids: Sequence[UUID]) -> int:
-    """See to what these wait for, as if that had ended just now; how many of all were released or cancelled."""
+    """Sees to what these wait for, as if that had ended just now; how many of all were released or cancelled."""
     values = {"ids": list(task_ids)}
     with database.begin() as connection:
         admission.in_turn(connection)
@@ -185,8 +180,6 @@ def look_again(database: Database, task_ids: Sequence[UUID]) -> int:
         events.wake_dispatcher(connection)
         return len(free) + settle(connection, max(1, len(task_ids)))
 
-
-# --- A person cancels, or tries again ---------------------------------------------------------------------------------
 
 # Before it is asked: what has ended by itself is no root.
 _DOWNSTREAM = text("""
@@ -212,12 +205,12 @@ RETURNING t.id, t.run_id, why.on_task, t.failure->>'message' AS why
 
 
 def downstream(connection: Connection, task_ids: Sequence[UUID]) -> list[UUID]:
-    """What waits for any of these, directly or not, and is none of them."""
+    """Returns the tasks that depend on any of these, directly or not, without the given tasks."""
     return list(connection.execute(_DOWNSTREAM, {"ids": list(task_ids)}).scalars())
 
 
 def say_why(connection: Connection, task_ids: Sequence[UUID]) -> None:
-    """Keep with those that were cancelled because they come after a task that was, which task that is."""
+    """Keeps with those that were cancelled because they come after a task that was, which task that is."""
     _tell_cancelled(connection, connection.execute(_SAY_WHY, {"ids": list(task_ids)}).all())
 
 
@@ -252,20 +245,17 @@ def concerned(connection: Connection, task_ids: Sequence[UUID]) -> bool:
 
 
 def to_retry(connection: Connection, task_ids: Sequence[UUID]) -> list[UUID]:
-    """Those of them that may be tried again, with what was cancelled because of them.
+    """Returns the given tasks that may be retried, and the tasks that were cancelled because of them.
 
     Not what comes after a task that has not succeeded and is not tried again: it would be cancelled at once. The caller
     holds `admission.in_turn`.
     """
     rows = connection.execute(_AGAIN, {"ids": list(task_ids)}).all()
     over = connection.execute(_OVER, {"runs": list({row.run_id for row in rows})}).all()
-    kept = {row.id: row.run_id for row in rows}
-    while held := {row.run_id for row in over if row.on_task not in kept} & set(kept.values()):
-        kept = {task_id: run_id for task_id, run_id in kept.items() if run_id not in held}
-    return list(kept)
-
-
-# --- What a task waits for, and gets ----------------------------------------------------------------------------------
+    retried = {row.id: row.run_id for row in rows}
+    while held := {row.run_id for row in over if row.on_task not in retried} & set(retried.values()):
+        retried = {task_id: run_id for task_id, run_id in retried.items() if run_id not in held}
+    return list(retried)
 
 
 class WaitedFor(NamedTuple):
@@ -278,7 +268,7 @@ class WaitedFor(NamedTuple):
 
 
 def waits_for(connection: Connection, run_id: UUID) -> WaitedFor | None:
-    """None: all that the run comes after has succeeded."""
+    """Returns the first task that the run waits for, with the count of such tasks; None: all have succeeded."""
     row = sql(
         connection,
         "SELECT u.id, u.name, u.state, count(*) OVER () AS tasks FROM (SELECT DISTINCT on_task"
@@ -301,7 +291,7 @@ class TaskInput(NamedTuple):
 
 
 def inputs(database: Database, run_id: UUID) -> list[TaskInput]:
-    """What every task of a run gets, by path. Raises: DatabaseUnavailable."""
+    """Returns the input files of every task of a run, by path. Raises: DatabaseUnavailable."""
     rows = database.sql(
         "SELECT d.path, d.kind, u.id, u.name, f.key, f.missing FROM task_dependencies d"
         " JOIN tasks u ON u.id = d.on_task LEFT JOIN attempts a ON a.task_id = u.id AND a.number = u.attempts"

@@ -21,13 +21,11 @@ from app.models.spec import IMAGELESS, EnvironmentKind, EnvironmentSpec, Mode
 GONE_S = 120.0
 """A host that has not reported for this long is forgotten, with its images."""
 ALIVE_S = GONE_S / 4
-"""It says that it lives at least so often."""
+"""Maximum seconds between a host's heartbeats."""
 
 ImageKey = Callable[[EnvironmentSpec], str]
-"""What hosts call an environment's image."""
+"""Function that returns the key of an environment's image on hosts."""
 
-
-# --- What hosts report ------------------------------------------------------------------------------------------------
 
 _REPORT = text("""
 WITH gone AS (
@@ -48,7 +46,7 @@ DELETE FROM host_images h USING gone WHERE h.host = gone.name
 
 
 def report(database: Database, host: str, images: Collection[str]) -> None:
-    """All that a host has, now: only what has changed is written, and that it lives. Hosts that are gone are forgotten.
+    """Records a host's images and heartbeat; only changes are written. Deletes hosts that are gone.
 
     Raises: DatabaseUnavailable.
     """
@@ -58,7 +56,7 @@ def report(database: Database, host: str, images: Collection[str]) -> None:
 
 
 def stands_on(database: Database, instance_id: UUID, host: str) -> None:
-    """A standing instance tells where it is, before it is ready: only then are tasks placed on it.
+    """Records the host of a standing instance before the instance is ready: tasks are placed on it only afterwards.
 
     Raises: DatabaseUnavailable.
     """
@@ -69,19 +67,17 @@ def stands_on(database: Database, instance_id: UUID, host: str) -> None:
 
 
 def where(connection: Connection, images: Collection[str]) -> dict[str, set[str]]:
-    """The hosts that have each of these images; images on no host are left out."""
-    found: defaultdict[str, set[str]] = defaultdict(set)
+    """Returns the hosts that have each of these images; images on no host are left out."""
+    hosts: defaultdict[str, set[str]] = defaultdict(set)
     rows = sql(
         connection,
         "SELECT image, host FROM host_images WHERE image = ANY(CAST(:images AS text[]))",
         {"images": list(images)},
     )
     for row in rows:
-        found[row.image].add(row.host)
-    return dict(found)
+        hosts[row.image].add(row.host)
+    return dict(hosts)
 
-
-# --- Where there is room ----------------------------------------------------------------------------------------------
 
 _FREE = text("""
 WITH standing AS MATERIALIZED (
@@ -100,13 +96,13 @@ FROM standing GROUP BY host
 
 
 def free_slots(connection: Connection, resource_class: str) -> dict[str, int]:
-    """Free slots of a standing pool that no message is on its way to, by host; none below 0."""
+    """Frees slots of a standing pool that no message is on its way to, by host; none below 0."""
     rows = connection.execute(_FREE, {"class": resource_class})
     return {row.host: max(0, row.free) for row in rows}
 
 
 def standing(connection: Connection) -> dict[str, frozenset[str]]:
-    """The hosts with standing instances that take work, and the resource classes that each serves."""
+    """Returns the hosts with standing instances that take work, and the resource classes that each serves."""
     rows = sql(
         connection,
         "SELECT host, array_agg(DISTINCT resource_class) AS classes FROM instances"
@@ -121,8 +117,6 @@ def any_host_will_do(connection: Connection) -> bool:
     modes = [mode for mode in Mode if mode is not Mode.PERSISTENT]
     return all(connection.execute(others, {"mode": mode.value}).first() is None for mode in modes)
 
-
-# --- What tasks need --------------------------------------------------------------------------------------------------
 
 # Only the environment leaves the server: the rest of a spec may be a large patch.
 _ENVIRONMENTS = text(
@@ -144,25 +138,25 @@ class EnvironmentCache:
         with self._lock:
             if len(self._cached) > _MOST_CACHED:
                 self._cached.clear()
-            found = {digest: self._cached[digest] for digest in digests if digest in self._cached}
-        if unknown := [digest for digest in digests if digest not in found]:
+            environments = {digest: self._cached[digest] for digest in digests if digest in self._cached}
+        if unknown := [digest for digest in digests if digest not in environments]:
             rows = connection.execute(_ENVIRONMENTS, {"digests": unknown})
-            found |= {row.digest: _environment(row.environment) for row in rows}
+            environments |= {row.digest: _environment(row.environment) for row in rows}
             with self._lock:
-                self._cached.update(found)
-        return {digest: environment for digest, environment in found.items() if environment is not None}
+                self._cached.update(environments)
+        return {digest: environment for digest, environment in environments.items() if environment is not None}
 
 
 def _environment(stored: object) -> EnvironmentSpec | None:
     try:
-        found = EnvironmentSpec.model_validate(stored)
+        environment = EnvironmentSpec.model_validate(stored)
     except ValidationError:
         return None
-    return None if found.kind in (*IMAGELESS, EnvironmentKind.KUBERNETES) else found
+    return None if environment.kind in (*IMAGELESS, EnvironmentKind.KUBERNETES) else environment
 
 
 def spec_digests(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, str]:
-    """The digest of each of these tasks' specs."""
+    """Returns the digest of each of these tasks' specs."""
     statement = "SELECT id, spec_digest FROM tasks WHERE id = ANY(CAST(:ids AS uuid[]))"
     return {row.id: row.spec_digest for row in sql(connection, statement, {"ids": list(task_ids)})}
 
@@ -177,12 +171,10 @@ class ImagesOfTasks:
     def of(self, connection: Connection, task_ids: Sequence[UUID]) -> Mapping[UUID, str]:
         """Images by task; empty where a task needs none, or a newer version wrote its spec."""
         digests = spec_digests(connection, task_ids)
-        found = self._environments.load(connection, set(digests.values()))
-        images = {digest: self._key(environment) for digest, environment in found.items()}
+        environments = self._environments.load(connection, set(digests.values()))
+        images = {digest: self._key(environment) for digest, environment in environments.items()}
         return {task_id: images.get(digest, "") for task_id, digest in digests.items()}
 
-
-# --- Ended instances, and which host says that nothing of them is left ------------------------------------------------
 
 # Every host looks at what exists there, and the host of an instance says that it was swept; for one whose host is not
 # known, or no longer reports, the host of the control plane's leader does.
@@ -208,7 +200,7 @@ WHERE stood IS NULL OR stood NOT IN (SELECT name FROM others) ORDER BY ended_at 
 
 
 def unswept(database: Database, host: str, *, control: bool) -> list[EndedInstance]:
-    """Those that may have left something on `host`; the first to end first. control: the leader is there.
+    """Returns ended instances that may have left resources on `host`, oldest end first. control: the leader is there.
 
     Raises: DatabaseUnavailable.
     """
@@ -217,7 +209,7 @@ def unswept(database: Database, host: str, *, control: bool) -> list[EndedInstan
 
 
 def clock_ahead_s(database: Database) -> float:
-    """By how much the ledger's clock, which attempts' deadlines go by, is ahead of this host's.
+    """Returns the seconds by which the ledger's clock (used for attempts' deadlines) is ahead of this host's clock.
 
     Raises: DatabaseUnavailable.
     """

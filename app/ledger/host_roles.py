@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 _ACCOUNT = re.compile(r"[a-z0-9_-]{1,60}")
 _OF_INSTANCES = ", ".join(c.name for c in InstanceRow.__table__.columns if c.name not in ("provider", "handle"))
-"""Who made an instance, and what it is to be ended by, a host neither changes nor chooses: what it adds is static."""
+"""Columns that a host may write; not the provider and handle, since the instances that it adds are static."""
 _GRANTS = {
     "SELECT": (
         "runs", "specs", "task_dependencies", "artifacts", "resource_classes", "quotas", "limits", "pauses",
@@ -41,7 +41,7 @@ _WITHHELD = (
 
 
 def create(connection: Connection, account: str, password: str) -> None:
-    """Make the role, with its rights. The password does not reach the server: what it is checked against does.
+    """Makes the role, with its rights. The password does not reach the server: what it is checked against does.
 
     Raises: InstallationFailed: the ledger's own user may not make roles.
     """
@@ -66,7 +66,7 @@ def create(connection: Connection, account: str, password: str) -> None:
 
 
 def grant(connection: Connection, accounts: Iterable[str]) -> None:
-    """Give these roles the rights of a worker on the tables that there are now."""
+    """Gives these roles the rights of a worker on the tables that there are now."""
     for account in accounts:
         _refuse_odd(account)
         sql(connection, f'REVOKE ALL ON instances FROM "{account}"')  # an earlier release gave all of its columns
@@ -75,7 +75,7 @@ def grant(connection: Connection, accounts: Iterable[str]) -> None:
 
 
 def lock_out(connection: Connection, account: str) -> None:
-    """Let nothing log in with the role any more, and let the ledger's user end its sessions and drop what it owns."""
+    """Lets nothing log in with the role any more, and let the ledger's user end its sessions and drop what it owns."""
     if not _exists(connection, account):
         return
     # From PostgreSQL 16 on, who made a role may administer it, but is not a member with its rights.
@@ -89,7 +89,7 @@ def lock_out(connection: Connection, account: str) -> None:
 
 
 def remove(database: Database, account: str) -> bool:
-    """End the sessions of a role that is locked out, take its rights, drop it with what it owns. Safe to repeat.
+    """Ends the sessions of a role that is locked out, take its rights, drop it with what it owns. Safe to repeat.
 
     False: some of it is still to do; the log says why. A role with sessions stays: without it they could not be ended.
     """
@@ -125,8 +125,8 @@ def _end_sessions(database: Database, account: str) -> None:
 
 def _exists(connection: Connection, account: str) -> bool:
     _refuse_odd(account)
-    found = sql(connection, "SELECT 1 FROM pg_roles WHERE rolname = :account", {"account": account})
-    return found.first() is not None
+    role = sql(connection, "SELECT 1 FROM pg_roles WHERE rolname = :account", {"account": account})
+    return role.first() is not None
 
 
 _DENIED = "42501"

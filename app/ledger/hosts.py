@@ -19,9 +19,9 @@ from app.ledger import host_roles
 from app.ledger.database import Database, sql
 
 EXPIRES_S = 3600.0
-"""How long a token can be used when nothing else is said."""
+"""Default lifetime of a token, in seconds."""
 LEAVES = "its host leaves"
-"""Why an instance of a host that leaves drains."""
+"""Reason for draining the instances of a host that leaves."""
 _MOST_S = 30 * 86400.0
 _KEPT = "30 days"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -41,19 +41,16 @@ class JoinedHost:
 
 @dataclass(frozen=True, slots=True)
 class HostSecrets:
-    """What a host proves itself with; the ledger has digests."""
+    """Secrets of a host for authentication; the ledger stores only digests."""
 
     password: str
-    """Of its role in PostgreSQL and its user in Redis."""
+    """Password of its role in PostgreSQL and its user in Redis."""
     leave: str
-    """What it leaves with."""
-
-
-# --- Tokens ---------------------------------------------------------------------------------------------------------
+    """Secret with which it leaves."""
 
 
 def invite(database: Database, *, name: str = "", expires_s: float = EXPIRES_S, instance_id: UUID | None = None) -> str:
-    """A token by which one machine may join, once. It is returned here and never again.
+    """Creates a token with which one machine may join once; it is returned only here.
 
     name: of the host; empty: what it calls itself. expires_s: seconds. instance_id: the one instance that the machine
     is: it counts as gone when that has ended.
@@ -82,7 +79,7 @@ def invite(database: Database, *, name: str = "", expires_s: float = EXPIRES_S, 
 def admit(
     connection: Connection, token: str, called: str, installation: str, key: str = ""
 ) -> tuple[JoinedHost, HostSecrets, JoinedHost | None]:
-    """Use a token up: register its host, with a role of its own. All of it goes when the transaction does.
+    """Uses a token up: register its host, with a role of its own. All of it goes when the transaction does.
 
     called: what the machine calls itself. A name that a host has already gets an end of its own. key: what the machine
     made for itself. With the key that has used the token up, it is good again until it expires; the host of the answer
@@ -98,8 +95,8 @@ def admit(
     ).first()
     earlier = None
     if row is not None and key and row.key_sha256 == digest(key):
-        found = sql(connection, f"{_HOSTS} AND j.id = :id", {"id": row.host_id}).first()
-        earlier = None if found is None else JoinedHost(**found._asdict())
+        host = sql(connection, f"{_HOSTS} AND j.id = :id", {"id": row.host_id}).first()
+        earlier = None if host is None else JoinedHost(**host._asdict())
     if row is None or row.expired or (row.used_at is not None and earlier is None):
         raise NotSignedIn(_why_not(row))
     if earlier is not None:
@@ -131,12 +128,12 @@ def admit(
 
 def _why_not(row: Any) -> str:
     if row is None:
-        found = "an unknown one"
+        token = "an unknown one"
     elif row.used_at is not None:
-        found = f"one that was used at {row.used_at:%Y-%m-%d %H:%M:%S %Z}"
+        token = f"one that was used at {row.used_at:%Y-%m-%d %H:%M:%S %Z}"
     else:
-        found = f"one that expired at {row.expires_at:%Y-%m-%d %H:%M:%S %Z}"
-    return f"expected a token to join with, found {found}; `megaflow worker invite` makes another; nothing was changed"
+        token = f"one that expired at {row.expires_at:%Y-%m-%d %H:%M:%S %Z}"
+    return f"expected a token to join with, found {token}; `megaflow worker invite` makes another; nothing was changed"
 
 
 def _free_name(connection: Connection, name: str, end: str) -> str:
@@ -145,19 +142,17 @@ def _free_name(connection: Connection, name: str, end: str) -> str:
     # Names are given one at a time: two that join at once must not both find one free.
     sql(connection, "SELECT pg_advisory_xact_lock(hashtextextended('joined_hosts', 0))")
     values = {"name": name}
-    taken = (
+    used = (
         "SELECT 1 FROM joined_hosts WHERE name = :name AND left_at IS NULL UNION ALL SELECT 1 FROM instances"
         " WHERE host = :name AND state NOT IN ('terminated', 'failed')"
     )
-    return name if sql(connection, taken, values).first() is None else f"{name[:50]}-{end}"
+    return name if sql(connection, used, values).first() is None else f"{name[:50]}-{end}"
 
-
-# --- Who is in ------------------------------------------------------------------------------------------------------
 
 _HOSTS = (
     "SELECT j.id, j.name, j.account, j.instance_id, j.joined_at, j.left_at FROM joined_hosts j WHERE j.left_at IS NULL"
 )
-"""From no table that a host may lock: it must not keep itself in."""
+"""Query that reads no table that a host may lock: a host must not be able to block its own removal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +182,12 @@ ORDER BY 1
 
 
 def in_use(database: Database) -> list[HostUse]:
-    """All hosts, by name: those that joined, those that report their images, those with standing instances."""
+    """Returns all hosts, by name: those that joined, those that report their images, those with standing instances."""
     return [HostUse(**row._asdict()) for row in database.sql(_USE)]
 
 
 def joined(database: Database) -> list[JoinedHost]:
-    """The hosts that are in, by name."""
+    """Returns the hosts that are in, by name."""
     return [JoinedHost(**row._asdict()) for row in database.sql(f"{_HOSTS} ORDER BY j.name")]
 
 
@@ -203,27 +198,27 @@ def any_joined(database: Database) -> bool:
 
 def by_name(database: Database, name: str) -> JoinedHost:
     """Raises: UnknownName."""
-    found = joined(database)
-    for host in found:
+    hosts = joined(database)
+    for host in hosts:
         if host.name == name:
             return host
-    raise UnknownName.of("joined host", name, [host.name for host in found])
+    raise UnknownName.of("joined host", name, [host.name for host in hosts])
 
 
 def by_secret(database: Database, secret: str) -> JoinedHost | None:
-    """The host that leaves with this secret; None: there is none, or it has left."""
+    """Returns the host that leaves with this secret; None: there is none, or it has left."""
     row = database.sql(f"{_HOSTS} AND j.secret_sha256 = :digest", {"digest": digest(secret)}).first()
     return None if row is None else JoinedHost(**row._asdict())
 
 
 def broker_users(database: Database) -> dict[str, str]:
-    """The users that Redis is to have for the hosts that are in, with the digests of their passwords."""
+    """Returns the users that Redis is to have for the hosts that are in, with the digests of their passwords."""
     rows = database.sql("SELECT account, broker_sha256 FROM joined_hosts WHERE left_at IS NULL")
     return {row.account: row.broker_sha256 for row in rows}
 
 
 def ended(database: Database) -> list[JoinedHost]:
-    """The hosts that were one instance each, which has ended."""
+    """Returns the hosts that were one instance each, which has ended."""
     rows = database.sql(
         f"{_HOSTS} AND EXISTS (SELECT FROM instances i WHERE i.id = j.instance_id"
         " AND i.state IN ('terminated', 'failed'))"
@@ -232,14 +227,14 @@ def ended(database: Database) -> list[JoinedHost]:
 
 
 def leave(connection: Connection, host: JoinedHost) -> None:
-    """The host is out, and its role locked out; `host_roles.remove` does the rest. Safe to repeat."""
+    """Removes the host and locks out its role; `host_roles.remove` does the rest. Safe to repeat."""
     values = {"id": host.id}
     sql(connection, "UPDATE joined_hosts SET left_at = coalesce(left_at, clock_timestamp()) WHERE id = :id", values)
     host_roles.lock_out(connection, host.account)
 
 
 def drop_roles(database: Database) -> bool:
-    """Drop the roles of hosts that are out; False: the log says which stay, and why."""
+    """Drops the roles of hosts that are out; False: the log says which stay, and why."""
     statement = "SELECT account FROM joined_hosts JOIN pg_roles ON rolname = account WHERE left_at IS NOT NULL"
     accounts = list(database.sql(statement).scalars())
     dropped = [host_roles.remove(database, account) for account in accounts]
@@ -247,7 +242,7 @@ def drop_roles(database: Database) -> bool:
 
 
 def grant_again(database: Database) -> None:
-    """Give the hosts that are in their rights on tables that a migration added."""
+    """Gives the hosts that are in their rights on tables that a migration added."""
     with database.begin() as connection:
         host_roles.grant(
             connection, sql(connection, "SELECT account FROM joined_hosts WHERE left_at IS NULL").scalars()
@@ -255,7 +250,7 @@ def grant_again(database: Database) -> None:
 
 
 def standing(database: Database, name: str) -> Sequence[UUID]:
-    """A host's instances that have not ended and were not made by a provider."""
+    """Returns a host's instances that have not ended and were not made by a provider."""
     return list(
         database.sql(
             "SELECT id FROM instances WHERE host = :host AND provider = 'static'"
@@ -266,5 +261,5 @@ def standing(database: Database, name: str) -> Sequence[UUID]:
 
 
 def digest(secret: str) -> str:
-    """What is kept of a secret; Redis takes a password's in place of the password."""
+    """Returns the digest of a secret for storage; Redis accepts a password's digest instead of the password."""
     return hashlib.sha256(secret.encode()).hexdigest()

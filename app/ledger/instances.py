@@ -26,7 +26,7 @@ INTERRUPTED_EXIT = 75
 
 @dataclass(frozen=True, slots=True)
 class InstanceDemand:
-    """One kind of instance, and how many more of it are wanted."""
+    """A kind of instance, and the number of further instances needed."""
 
     provider: str
     mode: InstanceMode
@@ -49,7 +49,7 @@ SELECT 'instance.requested', id, jsonb_build_object('mode', mode, 'class', CAST(
 
 
 def request(connection: Connection, wanted: InstanceDemand) -> list[UUID]:
-    """Write the rows of instances about to be asked for; a crash in between leaves rows that are asked for again."""
+    """Writes the rows of instances about to be asked for; a crash in between leaves rows that are asked for again."""
     ids = [uuids.uuid7() for _ in range(wanted.count)]
     connection.execute(
         _REQUEST,
@@ -82,7 +82,7 @@ def pending_requests(connection: Connection, older_than_s: float, limit: int) ->
 
 
 def launched(database: Database, handles: dict[UUID, str]) -> None:
-    """The provider has them. An instance that is ready already (it was quick) keeps its state."""
+    """Records that the provider has accepted the instances. An instance that is ready already keeps its state."""
     if not handles:
         return
     database.sql(
@@ -127,20 +127,20 @@ def ready_many(database: Database, ids: Sequence[UUID]) -> set[UUID]:
 
 
 def ready(database: Database, instance_id: UUID) -> bool:
-    """Its worker listens. False when it is no longer expected: then it must leave."""
+    """Marks an instance whose worker listens as ready. False: it is no longer expected and must leave."""
     return instance_id in ready_many(database, [instance_id])
 
 
 def register(
     database: Database, instance_id: UUID, *, mode: InstanceMode, resource_class: str, slots: int, handle: str
 ) -> None:
-    """Add a standing instance that the ledger did not request (a compose service, or one started by hand)."""
+    """Adds a standing instance that the ledger did not request (a compose service, or one started by hand)."""
     values = {"id": instance_id, "mode": mode.value, "resource_class": resource_class, "slots": slots, "handle": handle}
     database.sql(insert(InstanceRow).values(**values, state="booting"))
 
 
 def seen(database: Database, instance_id: UUID) -> InstanceState | None:
-    """A sign of life; the state in which the ledger has it. None or an end: the worker must leave.
+    """Records a heartbeat; returns the instance's state in the ledger. None or an end state: the worker must leave.
 
     `DRAINING`: it finishes what it has, takes nothing new, and leaves.
     """
@@ -236,7 +236,7 @@ def exited_many(database: Database, exits: Sequence[Exit], retry: RetryPolicy) -
 
 
 def exited(database: Database, instance_id: UUID, exit_code: int | None, why: str, retry: RetryPolicy) -> bool:
-    """The instance is gone: close its row, take its attempts back. False when that was known already."""
+    """Closes the row of an ended instance and takes its attempts back. False: it was closed already."""
     return bool(exited_many(database, [Exit(instance_id, exit_code, why)], retry))
 
 
@@ -362,29 +362,29 @@ def standing(database: Database) -> dict[UUID, float]:
 
 
 def draining_why(database: Database, instance_id: UUID) -> str | None:
-    """Why it was told to leave, if it was."""
+    """Returns the reason for draining the instance; None: it is not draining."""
     return database.sql("SELECT draining_why FROM instances WHERE id = :id", {"id": instance_id}).scalar()
 
 
 def find(database: Database, name: str) -> UUID:
-    """The live instance whose id begins or ends so, or whose provider calls it so (a pid, a container id).
+    """Returns the live instance whose id begins or ends so, or whose provider calls it so (a pid, a container id).
 
     Raises: UnknownName; AmbiguousName.
     """
-    wanted = name.lower().replace("-", "")
-    found = list(
+    part = name.lower().replace("-", "")
+    matches = list(
         database.sql(
             "SELECT id FROM instances WHERE state NOT IN ('terminated', 'failed')"
             " AND (starts_with(replace(id::text, '-', ''), :wanted)"
             " OR right(replace(id::text, '-', ''), length(:wanted)) = :wanted OR handle = :name) LIMIT 2",
-            {"wanted": wanted, "name": name},
+            {"wanted": part, "name": name},
         ).scalars()
     )
-    if not found or not wanted:
+    if not matches or not part:
         raise UnknownName(f"unknown live instance {name!r}; `megaflow instances` lists them")
-    if len(found) > 1:
+    if len(matches) > 1:
         raise AmbiguousName(f"more than one live instance fits {name!r}; expected more of the id")
-    return UUID(str(found[0]))
+    return UUID(str(matches[0]))
 
 
 def live_ids(database: Database) -> set[UUID]:

@@ -30,7 +30,7 @@ from app.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class LimitingFactor:
-    """One limit that binds. `help` is a command that would lift it, or what to wait for."""
+    """A limit that is binding. `help` is a command that would lift it, or the condition to wait for."""
 
     limit: str
     used: float | None
@@ -69,13 +69,15 @@ class SchedulerState:
     def factors(
         self, queue: QueueKey, run_id: UUID | None = None, waiting: int = 1, models: Collection[str | None] = ()
     ) -> list[LimitingFactor]:
-        """The limits of a queue now, the widest first; none when its turn may come with the next pass.
+        """Returns the limits of a queue now, the widest first; none when its turn may come with the next pass.
 
         waiting: how many of its tasks wait, for the advice on a new limit. models: that they name.
         """
-        found = self._pause(run_id) or self._class(queue) or self._user(queue) or self._run(run_id)
-        found = found or self._model(queue, models) or self._places(queue, waiting)
-        return [replace(bound, since=bound.since or self.since.get(QueueLimit(bound.limit, queue))) for bound in found]
+        limiting = self._pause(run_id) or self._class(queue) or self._user(queue) or self._run(run_id)
+        limiting = limiting or self._model(queue, models) or self._places(queue, waiting)
+        return [
+            replace(bound, since=bound.since or self.since.get(QueueLimit(bound.limit, queue))) for bound in limiting
+        ]
 
     def _pause(self, run_id: UUID | None) -> list[LimitingFactor]:
         if run_id is None or run_id not in self.paused:
@@ -85,12 +87,12 @@ class SchedulerState:
         return [LimitingFactor(pauses.limit_name(run_id), None, None, advice, why=why, since=since)]
 
     def _class(self, queue: QueueKey) -> list[LimitingFactor]:
-        found, name = self.classes.get(queue.resource_class), queue.resource_class
+        resource_class, name = self.classes.get(queue.resource_class), queue.resource_class
         option = "--pool-max 1" if queue.mode is Mode.PERSISTENT else "--ephemeral 1"
         advice = f"megaflow classes set {name} {option}"
-        if found is None:
+        if resource_class is None:
             return [LimitingFactor(f"class:{name}", None, None, advice, why="the class is not defined")]
-        if not found.could_run(queue.mode) and not (queue.mode is not Mode.EPHEMERAL and name in self.pools):
+        if not resource_class.could_run(queue.mode) and not (queue.mode is not Mode.EPHEMERAL and name in self.pools):
             return [
                 LimitingFactor(f"class:{name}", None, 0, advice, why=f"the class has no capacity for mode {queue.mode}")
             ]
@@ -98,15 +100,15 @@ class SchedulerState:
 
     def _user(self, queue: QueueKey) -> list[LimitingFactor]:
         user, quota = queue.user_name, self.book.of(queue.user_name)
-        found = []
+        limiting = []
         live, spent = self.users[user], self.book.spent(user)
         if quota.running is not None and live >= quota.running:
             advice = f"megaflow quota set {user} --running {_more(quota.running)}"
-            found.append(LimitingFactor(f"quota:running:{user}", live, quota.running, advice))
+            limiting.append(LimitingFactor(f"quota:running:{user}", live, quota.running, advice))
         if quota.spend_usd is not None and spent >= quota.spend_usd:
             advice = f"megaflow quota set {user} --spend {_more(math.ceil(max(spent, quota.spend_usd)))}"
-            found.append(LimitingFactor(f"quota:spend:{user}", spent, quota.spend_usd, advice))
-        return found
+            limiting.append(LimitingFactor(f"quota:spend:{user}", spent, quota.spend_usd, advice))
+        return limiting
 
     def _run(self, run_id: UUID | None) -> list[LimitingFactor]:
         run = self.bounded.get(run_id) if run_id else None
@@ -122,7 +124,7 @@ class SchedulerState:
         ]
 
     def _model(self, queue: QueueKey, models: Collection[str | None]) -> list[LimitingFactor]:
-        """When all of these models are full."""
+        """Returns the limiting factors when all of these models are full."""
         limits = {model: pressure.model_limit(model) for model in models if model is not None}
         if (
             not limits
@@ -130,32 +132,32 @@ class SchedulerState:
             or any(QueueLimit(o, queue) not in self.since for o in limits.values())
         ):
             return []
-        found = []
+        limiting = []
         for model, limit in limits.items():
             loads = "; ".join(one.text for one in self.engines if model in one.models)
             why = f"model full: {loads or 'its engines had too many calls'}"
-            found.append(LimitingFactor(limit, None, None, "wait, or `megaflow models add` another engine", why=why))
-        return found
+            limiting.append(LimitingFactor(limit, None, None, "wait, or `megaflow models add` another engine", why=why))
+        return limiting
 
     def _places(self, queue: QueueKey, waiting: int) -> list[LimitingFactor]:
         """`auto` waits only while both kinds of place are taken."""
         options = (Mode.PERSISTENT, Mode.EPHEMERAL) if queue.mode is Mode.AUTO else (queue.mode,)
-        found: list[LimitingFactor] = []
+        limiting: list[LimitingFactor] = []
         for mode in options:
             bound = self._ephemeral(queue, waiting) if mode is Mode.EPHEMERAL else self._persistent(queue)
             if bound is None:
                 return []
             if not (queue.mode is Mode.AUTO and bound.capacity == 0):  # not offered at all: the other one is what binds
-                found.append(bound)
-        return found
+                limiting.append(bound)
+        return limiting
 
     def _ephemeral(self, queue: QueueKey, waiting: int) -> LimitingFactor | None:
         quota, user, name = self.book.of(queue.user_name), queue.user_name, queue.resource_class
-        mine, live = self.ephemeral[user], self.live[Mode.EPHEMERAL, name]
+        used, live = self.ephemeral[user], self.live[Mode.EPHEMERAL, name]
         capacity = self.classes[name].ephemeral_capacity
-        if capacity and quota.instances is not None and mine >= quota.instances:
+        if capacity and quota.instances is not None and used >= quota.instances:
             advice = f"megaflow quota set {user} --instances {_more(quota.instances)}"
-            return LimitingFactor(f"quota:instances:{user}", mine, quota.instances, advice)
+            return LimitingFactor(f"quota:instances:{user}", used, quota.instances, advice)
         if live >= capacity:
             advice = f"megaflow classes set {name} --ephemeral {capacity + max(1, min(waiting, capacity))}"
             return LimitingFactor(f"slots:{queue_of(Mode.EPHEMERAL, name)}", live, capacity, advice)
@@ -190,12 +192,12 @@ class SchedulerState:
 
 
 def _more(limit: int) -> int:
-    """A limit worth trying instead: twice as much."""
+    """Returns a limit worth trying instead: twice as much."""
     return max(1, limit * 2)
 
 
 def state(connection: Connection, settings: Settings) -> SchedulerState:
-    """The state as the dispatcher sees it."""
+    """Returns the state as the dispatcher sees it."""
     seen = waiting.occupancy(connection)
     users: Counter[str] = Counter()
     ephemeral: Counter[str] = Counter()

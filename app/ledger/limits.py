@@ -55,7 +55,7 @@ def kind_of(name: str) -> tuple[str, str]:
 
 
 def defaults_of(settings: Settings) -> dict[str, int]:
-    """The limits that apply where none was set, by kind; other kinds have no bound then."""
+    """Returns the limits that apply where none was set, by kind; other kinds have no bound then."""
     return {
         "environment_starts": settings.environment_starts,
         "image_builds": settings.image_builds,
@@ -64,18 +64,15 @@ def defaults_of(settings: Settings) -> dict[str, int]:
 
 
 def everybody(name: str) -> str:
-    """The limit that holds when `name` has no row: `image_pulls:*` for `image_pulls:ghcr.io`."""
+    """Returns the limit that holds when `name` has no row: `image_pulls:*` for `image_pulls:ghcr.io`."""
     for kind in KINDS:
         if name.startswith(f"{kind}:"):
             return f"{kind}:{EVERY}"
     return name.partition(":")[0] + f":{EVERY}"
 
 
-# --- Changing limits ------------------------------------------------------------------------------------------------
-
-
 def set_limit(database: Database, name: str, capacity: float) -> None:
-    """In force at once: holders keep their places, and no more are granted until use is below. 0 grants none.
+    """Sets a limit, effective at once: holders keep their places; new grants wait until use is below. 0 grants none.
 
     Raises: LimitInvalid: nothing was changed.
     """
@@ -97,7 +94,7 @@ def set_limit(database: Database, name: str, capacity: float) -> None:
 
 
 def clear_limit(database: Database, name: str) -> None:
-    """Give the default back. Raises: LimitInvalid: it was not set."""
+    """Gives the default back. Raises: LimitInvalid: it was not set."""
     kind_of(name)
     with database.begin() as connection:
         deleted = sql(connection, "DELETE FROM limits WHERE name = :name RETURNING name", {"name": name}).first()
@@ -114,7 +111,7 @@ def _changed(connection: Connection, name: str, fact: Fact) -> None:
 
 
 def wake_waiters(connection: Connection, names: Sequence[str]) -> None:
-    """Wake who waits at these limits when this transaction commits."""
+    """Wakes who waits at these limits when this transaction commits."""
     if names:
         sql(
             connection,
@@ -124,17 +121,14 @@ def wake_waiters(connection: Connection, names: Sequence[str]) -> None:
 
 
 def capacities(connection: Connection, prefix: str) -> dict[str, int]:
-    """What has been set, for limits whose name begins so."""
+    """Returns the set capacities of limits whose names begin with the prefix."""
     rows = sql(connection, "SELECT name, capacity FROM limits WHERE starts_with(name, :prefix)", {"prefix": prefix})
     return {row.name: int(row.capacity) for row in rows}
 
 
-# --- Showing --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One limit at this moment."""
+    """Current use of a limit."""
 
     name: str
     used: int | None  # by live holders; None: unknown here
@@ -146,10 +140,10 @@ class Use:
 
 
 def show(database: Database, settings: Settings) -> list[Use]:
-    """Every limit that is set, held, or waited for, and the slots of every class; by name."""
+    """Returns every limit that is set, held, or waited for, and the slots of every class; by name."""
     with database.begin() as connection:
-        found = [*_semaphores(connection, settings), *_slots(connection, settings)]
-    return sorted(found, key=lambda use: use.name)
+        uses = [*_semaphores(connection, settings), *_slots(connection, settings)]
+    return sorted(uses, key=lambda use: use.name)
 
 
 def _semaphores(connection: Connection, settings: Settings) -> Iterator[Use]:

@@ -27,7 +27,7 @@ OUTCOMES = {
     "cancelled": "c",
     "superseded": "p",
 }
-"""What a task, or one attempt, came to, with the letter of each in `outcome_letters`."""
+"""Outcomes of a task or an attempt, with the letter of each in `outcome_letters`."""
 
 _OUTCOME = """CASE
     WHEN state = 'pending' THEN 'waiting'
@@ -42,7 +42,7 @@ _OUTCOME = """CASE
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """One task of a run, as a table shows it."""
+    """A row of the table of a run's tasks."""
 
     id: UUID
     run_id: UUID
@@ -85,7 +85,7 @@ _WHERE = {
     " - interval '1 hour' AND (:hour = 'ended' OR state IN ('lost', 'error')))",
 }
 CONDITIONS = tuple(name for name in _WHERE if name not in ("run", "group"))
-"""Of a list of tasks. mode: also of tasks that may run in either; holds, waits: a limit, for it; engine: called within
+"""Filters of a list of tasks. mode: also of tasks with mode auto; holds, waits: a limit, for it; engine: called within
 `ENGINE_S`; hour: attempts `ended` or `lost`."""
 ENGINE_S = 300.0
 
@@ -119,7 +119,7 @@ def id_of(moment: float) -> UUID:
 
 
 def outcome_letters(database: Database, run_id: UUID) -> str:
-    """A letter of `OUTCOMES` for each attempt of a run, by task in the order of acceptance.
+    """Returns a letter of `OUTCOMES` for each attempt of a run, by task in the order of acceptance.
 
     A task that waits for an attempt, or never had one, has a letter for that. An attempt before the last has a capital.
     """
@@ -136,14 +136,11 @@ def outcome_letters(database: Database, run_id: UUID) -> str:
 
 
 def cell_at(database: Database, run_id: UUID, index: int, number: int) -> Row[Any] | None:
-    """The task at a place of that order, 0 the first, and its attempt of a number; None: it has none."""
+    """Returns the task at a place of that order, 0 the first, and its attempt of a number; None: it has none."""
     statement = """
         SELECT t.id AS task_id, a.id AS attempt_id FROM (SELECT id FROM tasks WHERE run_id = :run ORDER BY id
         OFFSET :index LIMIT 1) t LEFT JOIN attempts a ON a.task_id = t.id AND a.number = :number"""
     return database.sql(statement, {"run": run_id, "index": index, "number": number}).first()
-
-
-# --- The fleet ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +154,7 @@ class WaitingQueue:
 
 @dataclass(frozen=True, slots=True)
 class LastHour:
-    """What ended within the last hour. `lost`: attempts that infrastructure ended."""
+    """Attempts and tasks that ended within the last hour. `lost`: attempts that infrastructure ended."""
 
     ended: int
     lost: int
@@ -165,7 +162,7 @@ class LastHour:
 
     @property
     def loss(self) -> float | None:
-        """The share of attempts that were lost."""
+        """Returns the share of attempts that were lost."""
         return self.lost / self.ended if self.ended else None
 
 
@@ -184,18 +181,18 @@ FROM attempts WHERE id > :since AND finished_at > clock_timestamp() - interval '
 
 
 def waiting_queues(database: Database, settings: Settings, user_name: str = "") -> list[WaitingQueue]:
-    """Every queue in which tasks wait, the longest first; of one user when given."""
+    """Returns every queue in which tasks wait, the longest first; of one user when given."""
     with database.begin() as connection:
         rows = connection.execute(_QUEUES, {"user": user_name}).all()
         if not rows:
             return []
         state = limiting_factors.state(connection, settings)
-    found = []
+    queues = []
     for row in rows:
         queue = queue_of_task(row)
         bounds = tuple(state.factors(queue, row.run_id, row.waiting, row.models))
-        found.append(WaitingQueue(QueueNow(queue, row.waiting, bounds), row.oldest, row.run_id))
-    return found
+        queues.append(WaitingQueue(QueueNow(queue, row.waiting, bounds), row.oldest, row.run_id))
+    return queues
 
 
 def last_hour(connection: Connection, user_name: str = "") -> LastHour:

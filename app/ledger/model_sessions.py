@@ -55,12 +55,12 @@ UPDATE model_sessions m SET closed_at = clock_timestamp() FROM lost l WHERE m.at
 
 
 def digest_of(token: str) -> str:
-    """What is kept of a token."""
+    """Returns the digest of a token, for storage."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def open_session(database: Database, claimed: Claim, token: str) -> None:
-    """Let the holder of `token` call models for this attempt, until it ends.
+    """Lets the holder of `token` call models for this attempt, until it ends.
 
     Raises: StaleWriter: the attempt is not ours any more.
     """
@@ -79,7 +79,7 @@ def close_session(database: Database, attempt_id: UUID) -> None:
 
 
 def settle_lost(database: Database, *, after_s: float = 30.0, most: int = 1000) -> int:
-    """Charge users for the calls of attempts that ended `after_s` ago with no worker to settle them; how many ended so.
+    """Charges users for calls of attempts that ended `after_s` ago without a worker to settle them; returns the count.
 
     Raises: DatabaseUnavailable.
     """
@@ -88,7 +88,7 @@ def settle_lost(database: Database, *, after_s: float = 30.0, most: int = 1000) 
 
 
 def session_of(connection: Connection, token: str) -> ModelSession | None:
-    """The session of this token; None: unknown."""
+    """Returns the session of this token; None: unknown."""
     row = connection.execute(_FIND, {"digest": digest_of(token)}).first()
     if row is None:
         return None
@@ -109,7 +109,7 @@ def session_of(connection: Connection, token: str) -> ModelSession | None:
 
 
 def live_among(connection: Connection, tokens: Collection[str]) -> set[str]:
-    """Those of the tokens whose attempts still run and may call, asked in one query."""
+    """Returns the tokens whose attempts still run and may call, in one query."""
     by_digest = {digest_of(token): token for token in tokens}
     rows = connection.execute(_LIVE, {"digests": list(by_digest)})
     return {by_digest[row.token_sha256] for row in rows}
@@ -124,8 +124,6 @@ def _limits(limits: Limits) -> ModelLimits:
     )
 
 
-# --- Control tokens: prove to a gateway that its caller may write to this database; good once, for a minute -----------
-
 _EXPIRED = text("DELETE FROM control_tokens WHERE expires_at < clock_timestamp()")
 _ADD = text("INSERT INTO control_tokens VALUES (:digest, clock_timestamp() + interval '1 minute')")
 _USE = text(
@@ -134,7 +132,7 @@ _USE = text(
 
 
 def new_token(database: Database) -> str:
-    """A control token. Raises: DatabaseUnavailable."""
+    """Returns a control token. Raises: DatabaseUnavailable."""
     token = f"mfc-{secrets.token_urlsafe(32)}"
     with database.begin() as connection:
         connection.execute(_EXPIRED)

@@ -41,7 +41,7 @@ _ATTEMPT_KEYS: Mapping[By, str] = {
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """One line. `cost_usd` is of the calls whose price is known, None when of no call it is.
+    """A line of usage. `cost_usd`: of the calls with a known price, None when no price is known.
 
     `environment_s`: how long containers (or what stands for them) were held, agent's and grading's; `grading_s`: of
     these, the verifier's, and `grading_usd` what its place cost. None where it cannot be told, as by model.
@@ -77,7 +77,7 @@ def usage(
     until: datetime | None = None,
     price: Price | None = None,
 ) -> list[UsageRow]:
-    """Use by `by`, most expensive first. since, until: of calls and attempts that began then."""
+    """Uses by `by`, most expensive first. since, until: of calls and attempts that began then."""
     values = {"run": run_id, "user": user, "since": since, "until": until}
     given = {name: value for name, value in values.items() if value is not None}
     key_id = _IDS.get(by, "CAST(NULL AS uuid)")
@@ -88,25 +88,25 @@ def usage(
         f"{_where('c.run_id', 'c.user_name', 'c.started_at', given)} GROUP BY 1, 2",
         given,
     ).all()
-    found: dict[tuple[str, UUID | None], dict[str, Any]] = {}
+    lines: dict[tuple[str, UUID | None], dict[str, Any]] = {}
     for row in calls:
         facts = dict(row._mapping)
         if facts["unpriced_calls"] and not facts["cost_usd"]:
             facts["cost_usd"] = None
-        found[(facts["key"], facts["id"])] = facts
+        lines[(facts["key"], facts["id"])] = facts
     if by != "model":
         for row in _held(connection, by, key_id, given):
-            facts = found.setdefault((row.key, row.id), {"key": row.key, "id": row.id})
+            facts = lines.setdefault((row.key, row.id), {"key": row.key, "id": row.id})
             hour_usd = place_usd(price, row.provider, row.resource_class, row.slots)
             held = {"attempts": row.attempts, "environment_s": row.held_s, "grading_s": row.grading_s}
             held |= {"grading_usd": None if hour_usd is None else row.grading_s * hour_usd / 3600}
             facts |= {name: _added(facts.get(name), value) for name, value in held.items()}
-    rows = [UsageRow(**facts) for facts in found.values()]
+    rows = [UsageRow(**facts) for facts in lines.values()]
     return sorted(rows, key=lambda row: (-(row.cost_usd or 0.0), -row.prompt_tokens, row.key))
 
 
 def _added(known: Any, more: Any) -> Any:
-    """The sum of what is known."""
+    """Returns the sum of what is known."""
     return known if more is None else more + (known or 0)
 
 

@@ -27,14 +27,14 @@ class Outcomes:
         self._closing = False
 
     def wait_any(self, ids: set[UUID], timeout_s: float | None) -> list[UUID]:
-        done = results.ended(self._database, list(ids))
-        if done or not ids:
-            return done
+        ended = results.ended(self._database, list(ids))
+        if ended or not ids:
+            return ended
         self._enter(ids)
         try:
             # Once more, now that the ear is open: an end between the first look and here is not missed.
-            done = results.ended(self._database, list(ids))
-            return done or self._sleep(ids, timeout_s)
+            ended = results.ended(self._database, list(ids))
+            return ended or self._sleep(ids, timeout_s)
         finally:
             self._leave(ids)
 

@@ -16,12 +16,12 @@ from app.ledger.events import Fact
 from app.models.tables import PAUSED, PauseRow
 
 _KIND = "run"
-"""Of the rows: nothing else is paused. A user is stopped by a quota, a class by its capacity."""
+"""Kind of the rows: only runs are paused. A quota stops a user, a capacity stops a class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a pause or a resumption did. `changed` is False when things were so already."""
+    """Result of a pause or a resumption. `changed` is False when the state was already so."""
 
     run_id: UUID
     changed: bool
@@ -30,7 +30,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """One pause as kept."""
+    """A stored pause."""
 
     run_id: UUID
     since: datetime
@@ -39,12 +39,12 @@ class Pause:
 
 
 def limit_name(run_id: UUID) -> str:
-    """How a pause is called beside the limits: `pause:run:ID`."""
+    """Returns the name of a pause among the limits: `pause:run:ID`."""
     return f"pause:{_KIND}:{run_id}"
 
 
 def pause(database: Database, run: str, reason: str = "") -> Change:
-    """Admit nothing more of it. A second pause changes nothing: `since` and `reason` stay the first one's.
+    """Admits nothing more of it. A second pause changes nothing: `since` and `reason` stay the first one's.
 
     Raises: UnknownName; AmbiguousName.
     """
@@ -73,7 +73,7 @@ def _pause(connection: Connection, run_id: UUID, reason: str) -> Change:
 
 
 def resume(database: Database, run: str) -> Change:
-    """Admit its tasks again, at their old place in the queue. Raises: UnknownName; AmbiguousName."""
+    """Admits its tasks again, at their old place in the queue. Raises: UnknownName; AmbiguousName."""
     run_id = results.find(database, "runs", run)
     with database.begin() as connection:
         admission.in_turn(connection)
@@ -104,7 +104,7 @@ _CLOSE = text(
 
 
 def all_of(database: Database) -> list[Pause]:
-    """Every pause, oldest first, with how many tasks it keeps waiting."""
+    """Returns every pause, oldest first, with how many tasks it keeps waiting."""
     with database.begin() as connection:
         rows = sql(connection, "SELECT name, since, reason FROM pauses WHERE kind = 'run' ORDER BY since, name").all()
         return [Pause(UUID(row.name), row.since, row.reason, _waiting(connection, UUID(row.name))) for row in rows]
@@ -113,9 +113,6 @@ def all_of(database: Database) -> list[Pause]:
 def _waiting(connection: Connection, run_id: UUID) -> int:
     statement = "SELECT count(*) FROM tasks WHERE state = 'pending' AND run_id = :run"
     return int(sql(connection, statement, {"run": run_id}).scalar_one())
-
-
-# --- Budgets of runs: a run that has spent its money for model calls is paused ----------------------------------------
 
 
 _SPENT = text("""
@@ -131,13 +128,13 @@ _BUDGET = text("SELECT budget_usd FROM runs WHERE id = :id FOR NO KEY UPDATE")
 
 
 def hold_spent(database: Database) -> list[UUID]:
-    """Pause every run that has spent its budget and still has tasks waiting; those paused now."""
-    found = [row.id for row in database.sql(_SPENT)]
-    return [run_id for run_id in found if _hold(database, run_id)]
+    """Pauses every run that has spent its budget and still has tasks waiting; those paused now."""
+    run_ids = [row.id for row in database.sql(_SPENT)]
+    return [run_id for run_id in run_ids if _hold(database, run_id)]
 
 
 def _hold(database: Database, run_id: UUID) -> bool:
-    """Pause it if that is still so."""
+    """Pauses it if that is still so."""
     with database.begin() as connection:
         admission.in_turn(connection)
         budget_usd = connection.execute(_BUDGET, {"id": run_id}).scalar()
@@ -149,7 +146,7 @@ def _hold(database: Database, run_id: UUID) -> bool:
 
 
 def set_budget(database: Database, run: str, budget_usd: float | None) -> tuple[UUID, float]:
-    """Give a run another budget (None: no bound), and let it go on when that is more than it has spent.
+    """Gives a run another budget (None: no bound), and let it go on when that is more than it has spent.
 
     Returns its id and what it has spent. Raises: UnknownName, AmbiguousName; ValueError: not more than 0.
     """
@@ -176,7 +173,7 @@ def set_budget(database: Database, run: str, budget_usd: float | None) -> tuple[
 
 def spent_by(connection: Connection, run_id: UUID) -> float:
     """US dollars, of the calls whose price is known."""
-    found = sql(
+    rows = sql(
         connection, "SELECT coalesce(sum(cost_usd), 0) FROM model_calls WHERE run_id = :id", {"id": run_id}
     ).scalar_one()
-    return float(found)
+    return float(rows)

@@ -23,7 +23,7 @@ FRESH_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class HostPressure:
-    """What a host reports of itself.
+    """Pressure that a host reports about itself.
 
     cpu: share of the last seconds in which some process waited for a CPU. memory_available: share of all memory.
     """
@@ -35,7 +35,7 @@ class HostPressure:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """How full one engine is. kv_use: share of its KV cache in use, where it says so."""
+    """Load of one inference server. kv_use: share of its KV cache in use, if it reports this."""
 
     url: str
     models: tuple[str, ...]  # as the calls of the last seconds named them
@@ -53,7 +53,7 @@ class EngineLoad:
 
 
 def report_host(database: Database, host: str, pressure: HostPressure) -> None:
-    """Keep a host's report, once it is known by its images (`host_images.report`). Raises: DatabaseUnavailable."""
+    """Keeps a host's report, once it is known by its images (`host_images.report`). Raises: DatabaseUnavailable."""
     database.sql(
         "UPDATE hosts SET cores = :cores, cpu_pressure = :cpu, memory_available = :memory_available,"
         " pressure_at = clock_timestamp() WHERE name = :host",
@@ -71,7 +71,7 @@ ON CONFLICT (gateway, url) DO UPDATE SET models = excluded.models, inside = excl
 
 
 def report_engines(database: Database, gateway: str, loads: Collection[EngineLoad]) -> None:
-    """Keep what a gateway, by a name that no other has, sees of its engines now. Raises: DatabaseUnavailable."""
+    """Keeps what a gateway, by a name that no other has, sees of its engines now. Raises: DatabaseUnavailable."""
     with database.begin() as connection:
         rows = [{"gateway": gateway, **asdict(load), "models": list(load.models)} for load in loads]
         if rows:
@@ -84,7 +84,7 @@ def report_engines(database: Database, gateway: str, loads: Collection[EngineLoa
 
 
 def engines(connection: Connection) -> list[EngineLoad]:
-    """The engines that gateways have reported in the last seconds; what several report of one is added up."""
+    """Returns the engines that gateways have reported in the last seconds; what several report of one is added up."""
     rows = sql(
         connection,
         "SELECT url, array_agg(DISTINCT model) AS models, sum(inside) FILTER (WHERE n = 1) AS inside,"
@@ -151,8 +151,6 @@ def live_of_models(connection: Connection, models: Collection[str]) -> Counter[s
     return Counter({row.model: row.live for row in rows})
 
 
-# --- Pools in which most of what ran lately failed --------------------------------------------------------------------
-
 LEAST_TASKS = 3
 """Different tasks that failed: one that fails again and again says nothing about its pool."""
 
@@ -178,29 +176,27 @@ SELECT s.resource_class FROM suspects s WHERE 2 * s.faults > (
 
 
 def failing_pools(connection: Connection, resource_classes: Collection[str], within_s: float) -> frozenset[str]:
-    """Of these classes, those in whose pool attempts of several tasks, and most of all, failed in the last seconds."""
+    """Returns the classes in whose pool attempts of several tasks, and most attempts, failed in the last seconds."""
     values = {"classes": list(resource_classes), "s": within_s, "least": LEAST_TASKS}
     return frozenset(connection.execute(_FAILING, values).scalars())
 
-
-# --- What is on record of it beside the other limits ------------------------------------------------------------------
 
 _HOST_LIMIT = "host-pressure:"
 MODEL_LIMIT = "model-full:"
 
 
 def host_limit(resource_class: str) -> str:
-    """How the pressure of the hosts of a persistent pool is called beside the limits."""
+    """Returns the limit name for the pressure of the hosts of a persistent pool."""
     return f"{_HOST_LIMIT}{queue_of(Mode.PERSISTENT, resource_class)}"
 
 
 def failing_limit(resource_class: str) -> str:
-    """How it is called that tasks of mode `auto` keep away from a pool that fails."""
+    """Returns the limit name for a failing pool, which tasks of mode `auto` avoid."""
     return f"pool-failing:{queue_of(Mode.PERSISTENT, resource_class)}"
 
 
 def model_limit(model: str) -> str:
-    """How it is called that a model's engines are full."""
+    """Returns the limit name for a model whose inference servers are full."""
     return f"{MODEL_LIMIT}{model}"
 
 
@@ -216,7 +212,7 @@ WHERE EXISTS (SELECT FROM tasks WHERE state = 'pending' AND in_line AND requeste
 def waiting_for(
     connection: Connection, queues: Sequence[QueueKey], models: Collection[str]
 ) -> list[tuple[str, QueueKey]]:
-    """Of these queues, those in which a task waits that names one of these models, each with the model."""
+    """Returns the queues in which a task waits for one of these models, each with the model."""
     if not models:
         return []
     values = {

@@ -24,7 +24,7 @@ EVERYBODY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What applies to one user; None: no such quota."""
+    """Quotas of one user; None: no such quota."""
 
     user_name: str
     weight: float = 1.0  # in the fair share; twice the weight is twice the slots
@@ -42,7 +42,7 @@ class Quotas:
     accounts: Mapping[str, float]
 
     def of(self, user_name: str) -> Quota:
-        """The user's own row, else that of `*`, else no quota and weight 1."""
+        """Returns the user's own row, else that of `*`, else no quota and weight 1."""
         if user_name in self.quotas:
             return self.quotas[user_name]
         return replace(self.quotas.get(EVERYBODY, Quota(EVERYBODY)), user_name=user_name)
@@ -53,17 +53,14 @@ class Quotas:
 
 
 def load(connection: Connection) -> Quotas:
-    """All quotas and accounts."""
+    """Returns all quotas and accounts."""
     rows = sql(connection, "SELECT user_name, weight, running, pending, instances, spend_usd FROM quotas")
     accounts = sql(connection, "SELECT user_name, spent_usd FROM accounts")
     return Quotas({row.user_name: Quota(*row) for row in rows}, {row.user_name: row.spent_usd for row in accounts})
 
 
-# --- Enforcement in the enqueuing transaction -----------------------------------------------------------------------
-
-
 def check_pending(connection: Connection, user_name: str, adding: int) -> None:
-    """Refuse `adding` more tasks when the user's waiting ones would exceed the quota; called before they are written.
+    """Refuses `adding` more tasks when the user's waiting ones would exceed the quota; called before they are written.
 
     Two enqueues of one user pass here one after the other, until the caller's transaction ends: both cannot take the
     same room. Other users, and everybody without a quota, do not wait.
@@ -80,9 +77,9 @@ def check_pending(connection: Connection, user_name: str, adding: int) -> None:
         return
     waiting = connection.execute(_PENDING, {"user": user_name, "most": quota + 1}).scalar_one()
     if waiting + adding > quota:
-        found = f"more than {quota}" if waiting > quota else str(waiting)
+        count = f"more than {quota}" if waiting > quota else str(waiting)
         raise QuotaExceeded(
-            f"expected user {user_name!r} to have at most {quota} waiting tasks, found {found} and {adding} more;"
+            f"expected user {user_name!r} to have at most {quota} waiting tasks, found {count} and {adding} more;"
             f" wait until some have started, or try `megaflow quota set {user_name} --pending {waiting + adding}`;"
             f" nothing was accepted"
         )
@@ -99,15 +96,13 @@ _PENDING = text(
 )
 
 
-# --- Changing quotas ------------------------------------------------------------------------------------------------
-
 _WHOLE = ("running", "pending", "instances")
 _FIELDS = ("weight", *_WHOLE, "spend_usd")
 _MOST = 1_000_000_000
 
 
 def set_quota(database: Database, user_name: str, **changes: Any) -> Quota:
-    """Change the named fields; None lifts a quota (and gives the weight 1 back). In force with the next pass.
+    """Changes the named fields; None lifts a quota (and gives the weight 1 back). In force with the next pass.
 
     A user's first row begins as a copy of what `*` says, so that a weight for one user does not lift everybody's quotas
     for them.
@@ -140,7 +135,7 @@ _FIRST_ROW = text(
 
 
 def _checked(user_name: str, field: str, value: Any) -> int | float | None:
-    """The value as the table takes it. Raises: LimitInvalid."""
+    """Returns the value as the table takes it. Raises: LimitInvalid."""
     if field not in _FIELDS:
         raise LimitInvalid(f"unknown quota {field!r}; known: {', '.join(_FIELDS)}; nothing was changed")
     if value is None:
@@ -157,7 +152,7 @@ def _checked(user_name: str, field: str, value: Any) -> int | float | None:
 
 
 def remove(database: Database, user_name: str) -> None:
-    """Take a user's own row away: `*` applies to them again. What they have spent stays on their account.
+    """Takes a user's own row away: `*` applies to them again. What they have spent stays on their account.
 
     Raises: LimitInvalid: there is no such row.
     """
@@ -173,7 +168,7 @@ def remove(database: Database, user_name: str) -> None:
 
 
 def reset_spent(database: Database, user_name: str) -> float:
-    """Begin a user's account again at 0, e.g. for a new month; what stood there.
+    """Begins a user's account again at 0, e.g. for a new month; what stood there.
 
     Raises: LimitInvalid: nothing was ever charged to that user.
     """
@@ -191,9 +186,6 @@ def reset_spent(database: Database, user_name: str) -> float:
         events.append(connection, Fact("account.reset", data={"user": user_name, "spent_usd": spent}))
         events.wake_dispatcher(connection)
         return float(spent)
-
-
-# --- Showing --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

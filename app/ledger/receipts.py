@@ -31,19 +31,19 @@ class ObjectKind(StrEnum):
 
     @property
     def engines(self) -> bool:
-        """True when an engine lists it."""
+        """Whether an engine lists it."""
         return self.lister == "engine"
 
     @property
     def lister(self) -> str:
-        """Who shows whether it stands: `engine` or `kubernetes`; empty: the disk of its host."""
+        """Lister that shows whether the resource exists: `engine` or `kubernetes`; empty: the disk of its host."""
         if self is ObjectKind.POD:
             return "kubernetes"
         return "" if self in (ObjectKind.FOLDER, ObjectKind.ENVIRONMENT) else "engine"
 
 
 class Remover(StrEnum):
-    """Who removed a thing."""
+    """Component that removed a resource."""
 
     WORKER = "worker"
     SWEEPER = "sweeper"
@@ -60,15 +60,13 @@ class Owner(NamedTuple):
 
 
 class NewResource(NamedTuple):
-    """One engine object or folder. `created_at` None: just now."""
+    """An engine object or folder. `created_at` None: just now."""
 
     kind: ObjectKind
     id: str
     owner: Owner
     created_at: datetime | None = None
 
-
-# --- Writing --------------------------------------------------------------------------------------------------------
 
 _COLUMNS = "engine_id, kind, run_id, task_id, attempt_id, instance_id, created_at"
 _THINGS = (
@@ -107,13 +105,13 @@ _VANISHED = text(
 
 
 def created(connection: Connection, things: Sequence[NewResource]) -> None:
-    """Record that these exist, within the caller's transaction. What is on record already keeps its line."""
+    """Records that these exist, within the caller's transaction. What is on record already keeps its line."""
     if things:
         connection.execute(_CREATED, _arrays(things))
 
 
 def destroyed(connection: Connection, things: Sequence[NewResource], by: Remover) -> None:
-    """Record that these are gone; one that was never recorded gets its whole line. Only the first end counts."""
+    """Records that these are gone; one that was never recorded gets its whole line. Only the first end counts."""
     if things:
         connection.execute(_DESTROYED, {**_arrays(things), "by": by.value})
 
@@ -147,7 +145,7 @@ WHERE o.destroyed_at IS NULL AND o.created_at < clock_timestamp() - interval '5 
 
 
 def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple[str, ObjectKind]]:
-    """What is on record as standing and would be seen from `host`: in its engine and folders, and in its cluster.
+    """Returns recorded resources that still exist and are visible from `host`: in its engine, folders and cluster.
 
     control: the control plane stands there, and so does what the instances made that it had launched.
     """
@@ -155,12 +153,9 @@ def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple
     return [(row.engine_id, ObjectKind(row.kind)) for row in rows]
 
 
-# --- Reading --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class ObjectLine:
-    """One thing. `why` is set while it stands; `accounted`: it is still needed or about to be removed."""
+    """A line for a resource. `why` is set while it exists; `accounted`: it is still needed or about to be removed."""
 
     engine_id: str
     kind: ObjectKind
@@ -176,7 +171,7 @@ class ObjectLine:
 
 @dataclass(frozen=True, slots=True)
 class InstanceLine:
-    """One instance that attempts of the run were on; `attempts` of this run."""
+    """A line for an instance that ran attempts of the run; `attempts` are of this run."""
 
     id: UUID
     provider: str
@@ -214,7 +209,7 @@ class Receipt:
 
     @property
     def standing(self) -> list[ObjectLine | InstanceLine]:
-        """What has not gone yet."""
+        """Returns the lines of resources that still exist."""
         lines: list[ObjectLine | InstanceLine] = [*self.instances, *self.objects]
         return [line for line in lines if line.why is not None]
 
@@ -295,7 +290,7 @@ def _object_line(row: Row[Any]) -> ObjectLine:
 
 
 def _why_it_stands(row: Row[Any]) -> tuple[str, bool]:
-    """The reason, and whether that is a good one."""
+    """Returns the reason, and whether that is a good one."""
     if row.kind == ObjectKind.NETWORK:
         return "kept for all runs of the installation; `megaflow down` removes it", True
     if row.attempt_state in LIVE_ATTEMPT:
@@ -312,17 +307,15 @@ def _why_it_stands(row: Row[Any]) -> tuple[str, bool]:
 
 
 def _counts(instances: Sequence[InstanceLine], objects: Sequence[ObjectLine]) -> dict[str, dict[str, int]]:
-    made: Counter[str] = Counter(line.kind.value for line in objects)
-    gone: Counter[str] = Counter(line.kind.value for line in objects if line.destroyed_at is not None)
-    made["instance"], gone["instance"] = len(instances), sum(line.ended for line in instances)
+    created: Counter[str] = Counter(line.kind.value for line in objects)
+    destroyed: Counter[str] = Counter(line.kind.value for line in objects if line.destroyed_at is not None)
+    created["instance"], destroyed["instance"] = len(instances), sum(line.ended for line in instances)
     return {
-        kind: {"made": made[kind], "gone": gone[kind], "standing": made[kind] - gone[kind]}
+        kind: {"made": created[kind], "gone": destroyed[kind], "standing": created[kind] - destroyed[kind]}
         for kind in ("instance", *ObjectKind)
-        if made[kind] or kind == "instance"
+        if created[kind] or kind == "instance"
     }
 
-
-# --- Once per run ---------------------------------------------------------------------------------------------------
 
 _ISSUE = 73055
 """Advisory lock for issuing receipts: a run gets one."""
@@ -373,7 +366,7 @@ WHERE r.id = ANY(:due)
 
 
 def issue(database: Database) -> list[UUID]:
-    """Append the fact `run.receipt` for every run that has ended and whose things are gone, once each; those runs.
+    """Appends the fact `run.receipt` for every run that has ended and whose things are gone, once each; those runs.
 
     What a standing instance keeps for reuse is named in it, and not waited for. Safe to call from anywhere, at once.
     """

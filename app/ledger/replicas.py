@@ -32,7 +32,7 @@ _FAULTS = [reason.value for reason, blame in BLAME.items() if blame is Blame.INF
 
 
 class Why(StrEnum):
-    """Why a group got another replica."""
+    """Reason for adding a replica to a group."""
 
     REPAIR = "repair"  # infrastructure lost one, after all of its attempts
     HEDGE = "hedge"  # one runs longer than most of the run's did
@@ -64,7 +64,7 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupDecision:
-    """What becomes of a group: it is closed in a state, gets more replicas, or waits (neither)."""
+    """Decision about a group: it is closed in a state, gets more replicas, or waits (neither)."""
 
     state: str = ""
     add: int = 0
@@ -72,7 +72,7 @@ class GroupDecision:
 
 
 def decide(facts: GroupFacts) -> GroupDecision:
-    """As many repairs as are needed for completeness, each lost replica once, and at most as many as replicas.
+    """Decides to add the repairs needed for completeness: one per lost replica, and at most as many as replicas.
 
     With no repair left, what there is is handed out; without anything, the group is `lost`. A group of which something
     was stopped gets nothing more.
@@ -92,7 +92,7 @@ def decide(facts: GroupFacts) -> GroupDecision:
 
 
 def settle(connection: Connection, group_id: UUID) -> list[UUID]:
-    """Close a group that is complete, or add what it needs; the running attempts that it no longer needs, to be told.
+    """Closes a group that is complete, or add what it needs; the running attempts that it no longer needs, to be told.
 
     Its row is locked until the caller's transaction ends. A group that was lost is looked at again: a person may have
     tried its tasks again.
@@ -145,7 +145,7 @@ CROSS JOIN LATERAL (
 
 
 def _locked(connection: Connection, group_id: UUID) -> _LockedGroup | None:
-    """None: it is closed."""
+    """Locks a group; None: it is closed."""
     held = connection.execute(_LOCK, {"group": group_id}).first()
     if held is None:
         return None
@@ -207,9 +207,6 @@ def _add(connection: Connection, group: _LockedGroup, count: int, why: Why) -> N
     events.wake_dispatcher(connection)
 
 
-# --- What no end of an attempt tells ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class NoticesDue:
     """`stop`: running attempts to be told. `silent`: instances whose superseded attempt was taken away unheard."""
@@ -263,7 +260,7 @@ CROSS JOIN LATERAL (
 
 
 def _hedge(connection: Connection, group_id: UUID) -> None:
-    """One more replica for each that is missing, while all that go on are stragglers; as many as replicas at most."""
+    """Adds a replica for each missing one while all running replicas are stragglers; at most as many as replicas."""
     group = _locked(connection, group_id)
     if group is None or connection.execute(_STRAGGLING, {"group": group_id}).first() is None:
         return
@@ -285,7 +282,7 @@ FOR UPDATE OF a SKIP LOCKED
 
 
 def stop_superseded(connection: Connection, lease_s: float, retry: RetryPolicy) -> NoticesDue:
-    """What was superseded and runs still is told again: a message may be lost. What does not stop is taken away."""
+    """Repeats the stop notice to running superseded attempts (a message may be lost); ends those that do not stop."""
     rows = connection.execute(_SUPERSEDED, {"grace": GRACE_S, "silence": SILENCE_S, "lease": lease_s}).all()
     away = [row.id for row in rows if row.slow or row.silent]
     gradings.take_away(connection, away, _FAILURE, EndReason.SUPERSEDED, retry)

@@ -30,7 +30,7 @@ GRADING_S = (
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """One task of a run: its last attempt's outcome, and the spec that it was submitted with."""
+    """A task of a run: its last attempt's outcome, and the spec that it was submitted with."""
 
     task_id: UUID
     name: str
@@ -96,11 +96,11 @@ _BATCH = text(f"{_COLUMNS} WHERE t.id = ANY(:ids) ORDER BY t.id")
 
 
 def rows(database: Database, run_id: UUID, price: Price | None = None) -> list[ReportRow]:
-    """Every task of a run by name, agent and replica; a spec that several share is parsed once."""
+    """Returns every task of a run by name, agent and replica; a spec that several share is parsed once."""
     known = states_of_run(database, run_id)
     with database.begin() as connection:
-        made = _made(connection, connection.execute(_ROWS, {"run": run_id}).all(), price)
-    return [_validated(row, known.get(row.task_id)) for row in made]
+        result = _made(connection, connection.execute(_ROWS, {"run": run_id}).all(), price)
+    return [_validated(row, known.get(row.task_id)) for row in result]
 
 
 def _validated(row: ReportRow, found: ImageState | None) -> ReportRow:
@@ -108,19 +108,19 @@ def _validated(row: ReportRow, found: ImageState | None) -> ReportRow:
 
 
 def batches(database: Database, run_id: UUID, *, most: int = 100) -> Iterator[list[ReportRow]]:
-    """The same in the order of acceptance, at most `most` at once: of the whole run only the ids are in memory."""
+    """Yields the rows in order of acceptance, at most `most` at once: only the ids of the whole run are in memory."""
     ids = task_ids(database, run_id)
     for begin in range(0, len(ids), most):
         with database.begin() as connection:
-            found = connection.execute(_BATCH, {"ids": ids[begin : begin + most]}).all()
-            made = _made(connection, found)
-        yield made
+            stored = connection.execute(_BATCH, {"ids": ids[begin : begin + most]}).all()
+            converted = _made(connection, stored)
+        yield converted
 
 
 def place_usd(price: Price | None, provider: str | None, resource_class: str | None, slots: int | None) -> float | None:
     """USD for an hour of one of an instance's places; None: unknown, also where there is no such instance."""
-    found = price(provider, resource_class) if price and provider and resource_class else None
-    return found / max(1, slots or 1) if found is not None else None
+    usd = price(provider, resource_class) if price and provider and resource_class else None
+    return usd / max(1, slots or 1) if usd is not None else None
 
 
 def _made(connection: Connection, found: Sequence[Row[Any]], price: Price | None = None) -> list[ReportRow]:
@@ -129,7 +129,7 @@ def _made(connection: Connection, found: Sequence[Row[Any]], price: Price | None
         text("SELECT digest, body FROM specs WHERE digest = ANY(:digests)"), {"digests": digests}
     )
     specs = {row.digest: json.loads(row.body) for row in bodies}
-    made = []
+    result = []
     for row in found:
         values = row._asdict()
         values["spec"] = specs[row.spec_digest]
@@ -141,5 +141,5 @@ def _made(connection: Connection, found: Sequence[Row[Any]], price: Price | None
             values["grading_usd"] = sum(paid) if paid else None
         for name in ("verdict", "failure", "environment", "phases"):
             values[name] = values[name] or {}
-        made.append(ReportRow(**values))
-    return made
+        result.append(ReportRow(**values))
+    return result

@@ -22,7 +22,7 @@ from app.models.states import ENDED_TASK, TaskState
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """Where a run stands. `resolved` and `mean_reward` are of the `scored` tasks alone.
+    """State of a run. `resolved` and `mean_reward` cover only the `scored` tasks.
 
     Tasks with scripted answers are none of these: `scripted` were graded so, and of them `scripted_resolved` solved.
     Of the scored, `suspect` have a verdict that a rule took to 0. Of the cancelled, `superseded` were not needed.
@@ -117,16 +117,16 @@ def run_status(database: Database, run_id: UUID) -> RunStatus:
 def runs(
     database: Database, limit: int = 50, *, user_name: str | None = None, before: UUID | None = None
 ) -> list[RunStatus]:
-    """The newest runs first; of one user, and older than the run `before`, when these are given."""
+    """Returns the newest runs first; of one user, and older than the run `before`, when these are given."""
     chosen = """(CAST(:user AS text) IS NULL OR r.user_name = :user)
         AND (CAST(:before AS uuid) IS NULL OR r.created_at < (SELECT created_at FROM runs WHERE id = :before))"""
     statement = text(f"{_STATUS} WHERE {chosen} ORDER BY r.created_at DESC LIMIT :limit")
-    found = database.sql(statement, {"limit": limit, "user": user_name, "before": before})
-    return [_status(row) for row in found]
+    rows = database.sql(statement, {"limit": limit, "user": user_name, "before": before})
+    return [_status(row) for row in rows]
 
 
 def open_networks(database: Database, run_id: UUID) -> int:
-    """How many tasks of a run have the network `open`."""
+    """Counts the tasks of a run with the network `open`."""
     statement = text("""
         SELECT coalesce(sum(t.n), 0) FROM
             (SELECT spec_digest, count(*) AS n FROM tasks WHERE run_id = :id GROUP BY spec_digest) t
@@ -136,7 +136,7 @@ def open_networks(database: Database, run_id: UUID) -> int:
 
 
 def pass_rates(database: Database, run_id: UUID, baselines: Collection[str] = ()) -> dict[str, float]:
-    """By the name of each scored task of a run: the share of its replicas that were solved, 0.0 to 1.0.
+    """Returns, by name of each scored task of a run, the share of its replicas that were solved, 0.0 to 1.0.
 
     What the replay engine answered is not counted, nor what baselines did where there is another agent.
     Raises: OptionInvalid: several agents or models, whose attempts are no replicas of each other.
@@ -147,14 +147,14 @@ def pass_rates(database: Database, run_id: UUID, baselines: Collection[str] = ()
         WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool GROUP BY name, agent, model""")
     rows = database.sql(statement, {"id": run_id}).all()
     rows = [row for row in rows if row.agent not in baselines] or rows
-    if len(found := sorted({row.who for row in rows})) > 1:
-        who = ", ".join(found[:4])
+    if len(agents := sorted({row.who for row in rows})) > 1:
+        who = ", ".join(agents[:4])
         raise OptionInvalid(f"expected pass rates of one agent and model; found {who} in run {run_id}")
     return {row.name: row.rate for row in rows}
 
 
 def solved_counts(database: Database, run_id: UUID, without: Collection[str] = ()) -> dict[str, list[bool]]:
-    """Of each scored task of a run, for statistics: of each of its replicas whether it was solved, those first.
+    """Returns, for each scored task of a run, whether each of its replicas was solved (solved first), for statistics.
 
     Tasks have a number for a name. without: agents that are left out. What the replay engine answered is not counted;
     nothing is where several agents or models are left, whose attempts are no replicas of each other.
@@ -179,7 +179,7 @@ def _status(row: Row[Any]) -> RunStatus:
 
 
 def ended(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
-    """Those of the tasks that have ended."""
+    """Returns the tasks that have ended."""
     rows = database.sql(
         "SELECT id FROM tasks WHERE id = ANY(:ids) AND state IN ('succeeded', 'failed', 'cancelled')",
         {"ids": list(task_ids)},
@@ -203,7 +203,7 @@ def task_ids(
     state: TaskState | None = None,
     limit: int | None = None,
 ) -> list[UUID]:
-    """The run's tasks in the order of their acceptance; those after one, in one state, at most `limit` of them."""
+    """Returns the run's task ids in order of acceptance; only those after one task, in one state, at most `limit`."""
     statement = """
         SELECT id FROM tasks WHERE run_id = :id AND (CAST(:after AS uuid) IS NULL OR id > :after)
             AND (CAST(:state AS text) IS NULL OR state = :state) ORDER BY id LIMIT :limit"""
@@ -222,10 +222,10 @@ def task_spec(database: Database, task_id: UUID) -> TaskSpec:
 
 def results(database: Database, ids: Sequence[UUID]) -> list[TaskResult]:
     """Tasks with all their attempts and artifacts, in the order of `ids`; three queries however many."""
-    wanted = {"ids": list(ids)}
+    values = {"ids": list(ids)}
     with database.begin() as connection:
-        tasks = {row.task_id: row._asdict() for row in connection.execute(_TASKS, wanted)}
-        tries = _attempts(connection, wanted)
+        tasks = {row.task_id: row._asdict() for row in connection.execute(_TASKS, values)}
+        tries = _attempts(connection, values)
     missing = [task_id for task_id in ids if task_id not in tasks]
     if missing:
         raise UnknownName(f"unknown task {missing[0]}")
@@ -267,8 +267,6 @@ def _attempt(row: Row[Any], artifacts: list[Artifact]) -> AttemptRecord:
     return AttemptRecord.model_validate({**values, "artifacts": artifacts})
 
 
-# --- Trajectories for replay ----------------------------------------------------------------------------------------
-
 _TRAJECTORY = text("""
 SELECT s.key, a.end_reason, t.agent, t.replica = (SELECT replica FROM tasks WHERE id = :task) AS own FROM tasks t
 JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
@@ -288,7 +286,7 @@ class StoredTrajectory:
 
 
 def trajectory_of(database: Database, run: str, task_id: UUID, name: str) -> StoredTrajectory:
-    """What was recorded in `run` (an id or the end of one) of the task called `name`; of the same replica if it can be.
+    """Finds the trajectory of task `name` in `run` (an id or the end of one), if possible of the same replica.
 
     run: of several agents with the one meant, `RUN@AGENT`.
     Raises: UnknownName, AmbiguousName: no such run; SpecInvalid: it has no such task, no trajectory of it, or several
@@ -296,22 +294,19 @@ def trajectory_of(database: Database, run: str, task_id: UUID, name: str) -> Sto
     """
     run, _, agent = run.partition("@")
     run_id = find(database, "runs", run)
-    found = database.sql(_TRAJECTORY, {"run": run_id, "name": name, "task": task_id, "agent": agent}).all()
-    if len(agents := sorted({row.agent for row in found})) > 1:
+    rows = database.sql(_TRAJECTORY, {"run": run_id, "name": name, "task": task_id, "agent": agent}).all()
+    if len(agents := sorted({row.agent for row in rows})) > 1:
         raise OptionInvalid(
             f"expected one agent that did task {name!r} in run {run!r}, found {', '.join(agents)}; name one:"
             f" recording:{run}@{agents[0]}"
         )
-    row = found[0] if found else None
+    row = rows[0] if rows else None
     if row is None:
         raise SpecInvalid(
             f"expected run {run!r} to have a trajectory of task {name!r}, found none; record it with one that calls"
             " a model"
         )
     return StoredTrajectory(row.key, EndReason(row.end_reason))
-
-
-# --- Progress -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +366,7 @@ _PHASES = ("image", "environment", "agent", "grading", "storing")
 
 
 def progress_of(database: Database, run_ids: Sequence[UUID]) -> Progress:
-    """The counts of these runs together, of one moment."""
+    """Returns the counts of these runs together, of one moment."""
     counts = database.sql(_COUNTS, {"runs": list(run_ids)}).one()._asdict()
     by_phase = counts.pop("running")
     return Progress(**counts, running={name: by_phase[name] for name in _PHASES if name in by_phase})

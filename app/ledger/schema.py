@@ -19,7 +19,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def migrate(database_url: str) -> str | None:
-    """Bring the database to the newest revision; its name. Safe to run twice, and from two processes at once.
+    """Brings the database to the newest revision; its name. Safe to run twice, and from two processes at once.
 
     Raises: DatabaseUnavailable; InstallationFailed without the migrations folder.
     """
@@ -34,7 +34,7 @@ def migrate(database_url: str) -> str | None:
 
 
 def at_head(database_url: str) -> bool:
-    """True when nothing is left to migrate. Raises: DatabaseUnavailable."""
+    """Whether nothing is left to migrate. Raises: DatabaseUnavailable."""
     engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://", 1))
     try:
         with engine.connect() as connection:

@@ -36,7 +36,7 @@ def ask(
     attempt_id: UUID | None = None,
     instance_id: UUID | None = None,
 ) -> SemaphoreAnswer:
-    """Take a place, or stand in line for one. Ask again until it is granted; safe to repeat, and renews the lease.
+    """Takes a place, or stand in line for one. Ask again until it is granted; safe to repeat, and renews the lease.
 
     A place in line is leased as well: who does not ask for `lease_s` has left it. `capacity_default` is what holds
     when `limits` has no row of that name; None: no bound, the row only shows who is there.
@@ -92,7 +92,7 @@ _AHEAD = text(
 
 
 def release(database: Database, limit_name: str, holder: UUID) -> bool:
-    """Give a place, or a place in line, back. False: it had lapsed, or was given back before.
+    """Gives a place, or a place in line, back. False: it had lapsed, or was given back before.
 
     Leaving the queue frees no place and wakes no waiter.
 
@@ -110,7 +110,7 @@ def release(database: Database, limit_name: str, holder: UUID) -> bool:
 
 
 def renew(database: Database, holders: Sequence[UUID], *, lease_s: float) -> set[UUID]:
-    """Extend the leases of these holders, in one statement; who is still there.
+    """Extends the leases of these holders, in one statement; who is still there.
 
     One that is missing has lapsed, or is being granted at this very moment: the next renewal tells.
 
@@ -120,7 +120,7 @@ def renew(database: Database, holders: Sequence[UUID], *, lease_s: float) -> set
 
 
 def renew_of(connection: Connection, attempt_ids: Sequence[UUID], *, lease_s: float) -> None:
-    """Extend whatever these attempts hold or wait for, in the transaction that renews their own leases."""
+    """Extends whatever these attempts hold or wait for, in the transaction that renews their own leases."""
     connection.execute(_RENEW_OF, {"attempts": list(attempt_ids), "lease": lease_s})
 
 
@@ -134,7 +134,7 @@ _RENEW_OF = text(_RENEWING.format("attempt_id = ANY(CAST(:attempts AS uuid[]))")
 
 
 def sweep(database: Database) -> int:
-    """Take away what lapsed, and what belongs to an attempt or an instance that has ended; how many rows went.
+    """Takes away what lapsed, and what belongs to an attempt or an instance that has ended; how many rows went.
 
     Raises: DatabaseUnavailable.
     """

@@ -16,7 +16,7 @@ from app.ledger.events import Fact
 
 @dataclass(frozen=True, slots=True)
 class PolicyBound:
-    """How far a training run may begin groups ahead of its trainer, so that their samples do not get too old.
+    """Limit on how far a training run may begin groups ahead of its trainer, which bounds the age of their samples.
 
     When its samples are handed out, a group is at most as many versions old as batches were trained meanwhile. So
     `max_staleness` batches may be ahead of the next one: begun, and neither trained on nor set aside.
@@ -45,19 +45,19 @@ FROM tasks WHERE run_id = :run
 
 
 def policy_bound(connection: Connection, run_id: UUID, most: int) -> PolicyBound:
-    """Where a run stands. Reads all of its tasks. most: groups that may be ahead."""
+    """Reads the state of a run from all of its tasks. most: groups that may be ahead."""
     return PolicyBound(most=most, **connection.execute(_POLICY, {"run": run_id}).one()._mapping)
 
 
 def batch_bound(own: int | None, asked: int | None) -> int | None:
-    """The bound of one batch. own: the run's. Raises: SampleRefused: more is asked than the run allows."""
+    """Returns the bound of one batch. own: the run's. Raises: SampleRefused: more is asked than the run allows."""
     if own is not None and asked is not None and asked > own:
         raise SampleRefused(f"expected max_staleness of at most {own}, which is the run's, found {asked}")
     return own if asked is None else asked
 
 
 def refuse_going_back(connection: Connection, lease_id: UUID, version: str, number: int) -> None:
-    """Refuse to commit a version older than one that the lease's run was trained into before. Raises: SampleRefused."""
+    """Refuses to commit a version older than an earlier trained version of the lease's run. Raises: SampleRefused."""
     newest = sql(
         connection,
         "SELECT max(p.number) FROM experience_leases l JOIN experience_runs r ON r.run_id = l.run_id"
@@ -73,7 +73,7 @@ def refuse_going_back(connection: Connection, lease_id: UUID, version: str, numb
 
 
 def bound(connection: Connection, run_id: UUID, max_staleness: int) -> None:
-    """Set a run's bound; a trainer that begins again may take older or newer samples than before.
+    """Sets a run's bound; a trainer that begins again may take older or newer samples than before.
 
     Raises: SampleRefused: it is negative.
     """
@@ -90,7 +90,7 @@ def bound(connection: Connection, run_id: UUID, max_staleness: int) -> None:
 
 
 def note_batch(connection: Connection, run_id: UUID, consumer: str, groups: int) -> None:
-    """Note how many groups its trainer takes: those it asks for and those under lease (a step of several batches)."""
+    """Notes how many groups its trainer takes: those it asks for and those under lease (a step of several batches)."""
     sql(
         connection,
         "UPDATE experience_runs SET consumer = :consumer, batch_groups = n.groups FROM (SELECT :groups + count(*)"
@@ -102,7 +102,7 @@ def note_batch(connection: Connection, run_id: UUID, consumer: str, groups: int)
 
 LIVE_SINCE = """SELECT count(*) FROM policy_versions p
     WHERE p.policy = e.policy AND p.number > g.oldest AND p.live_at IS NOT NULL"""
-"""How stale a group `g` of the experience run `e` is; only where `g.oldest` is a number."""
+"""Staleness of a group `g` of the experience run `e`; only where `g.oldest` is a number."""
 
 # Without a number for each of its versions a group is older than all others, whose numbers begin at 0.
 _SET_ASIDE = text("""
@@ -132,7 +132,7 @@ def oldest_live(connection: Connection, policy: str, behind: int | None) -> int 
 def fresh_groups(
     connection: Connection, run_id: UUID, most: int, oldest: int | None, *, scripted: bool
 ) -> Sequence[UUID]:
-    """The first complete groups, at most `most`; those that are too old are set aside as `stale`.
+    """Returns the first complete groups, at most `most`; those that are too old are set aside as `stale`.
 
     oldest: number of the oldest version that may have written in them; None: any on record, or, where scripts may
     answer, which have no version, any at all.
@@ -143,7 +143,7 @@ def fresh_groups(
 
 
 def set_lost(database: Database, lease_id: UUID, key: str, why: str) -> None:
-    """Give an open lease back, without the group of a file of samples that cannot be read: that one is `lost`."""
+    """Gives an open lease back, without the group of a file of samples that cannot be read: that one is `lost`."""
     values = {"lease": lease_id, "key": key, "why": f"{key}: {why}"[:1000]}
     with database.begin() as connection:
         given = "UPDATE experience_leases SET state = 'lapsed' WHERE id = :lease AND state = 'open' RETURNING run_id"

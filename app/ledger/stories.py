@@ -29,7 +29,7 @@ class LimitSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PhaseStep:
-    """One phase of an attempt, with the seconds that it waited for each limit. `end` is None while it lasts.
+    """A phase of an attempt, with the seconds that it waited for each limit. `end` is None while it lasts.
 
     limits: of the queue, when it waited for which.
     """
@@ -44,7 +44,7 @@ class PhaseStep:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStory:
-    """One attempt. `instance` is for a person; `failure` says why the next one had to follow."""
+    """An attempt. `instance` is a text for people; `failure` is the reason for the next attempt."""
 
     number: int
     state: str
@@ -66,7 +66,7 @@ class OtherUser:
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """Where in its line a task stands: `position` 1 is next; and who stands in the lines beside it."""
+    """Position of a task in its queue (1 is next), and the other users of the same mode and class."""
 
     position: int
     length: int
@@ -75,7 +75,7 @@ class QueuePosition:
 
 @dataclass(frozen=True, slots=True)
 class CurrentState:
-    """What a task that has not ended does or waits for."""
+    """Activity of a task that has not ended, or the reason for its wait."""
 
     doing: str  # one sentence
     since: datetime
@@ -85,7 +85,7 @@ class CurrentState:
 
 @dataclass(frozen=True, slots=True)
 class TaskStory:
-    """Everything there is to say about a task's time."""
+    """Complete account of a task's time."""
 
     task_id: UUID
     run_id: UUID
@@ -106,7 +106,7 @@ class TaskStory:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How long one phase took over the attempts of a run."""
+    """Spread of one phase's duration over the attempts of a run."""
 
     phase: str
     count: int
@@ -118,7 +118,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class SlowTask:
-    """One of the tasks that took longest, from its acceptance on."""
+    """A task among the slowest, measured from its acceptance."""
 
     task_id: UUID
     name: str
@@ -129,7 +129,7 @@ class SlowTask:
 
 @dataclass(frozen=True, slots=True)
 class QueueNow:
-    """One line of a run's waiting tasks, and what binds it."""
+    """A queue of a run's waiting tasks, and its limiting factors."""
 
     line: QueueKey
     waiting: int
@@ -138,7 +138,7 @@ class QueueNow:
 
 @dataclass(frozen=True, slots=True)
 class RunStory:
-    """Where a run's time went, and what holds the rest of it up."""
+    """Time use of a run, and the reason for the wait of its remaining tasks."""
 
     run_id: UUID
     name: str

@@ -87,10 +87,10 @@ class Position:
     @classmethod
     def parse(cls, written: str) -> Self:
         """Raises: SpecInvalid."""
-        found = _POSITION.fullmatch(written)
-        if found is None:
+        match = _POSITION.fullmatch(written)
+        if match is None:
             raise _no_position(written)
-        since, until, last_id = found.groups()
+        since, until, last_id = match.groups()
         position = cls(
             TransactionSnapshot.parse(since), TransactionSnapshot.parse(until) if until else None, int(last_id or 0)
         )
@@ -106,7 +106,7 @@ class StreamedEvent(NamedTuple):
     event: EventRecord
 
     def body(self) -> dict[str, Any]:
-        """As JSON for consumers: position, id, at (ISO 8601), kind, the ids that it has, data."""
+        """Converts the event to JSON for consumers: position, id, at (ISO 8601), kind, the ids that it has, data."""
         return {"position": self.position} | {name: _plain(value) for name, value in self.event._asdict().items()}
 
 
@@ -119,7 +119,7 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Which facts: all, unless narrowed. `kinds`: whole kinds, or beginnings that end in a dot (`attempt.`)."""
+    """Selection of events: all, unless narrowed. `kinds`: whole kinds, or prefixes that end in a dot (`attempt.`)."""
 
     kinds: Sequence[str] = ()
     run_id: UUID | None = None
@@ -140,39 +140,39 @@ def check_kinds(kinds: Sequence[str]) -> None:
 
 
 def now(database: Database, since: TransactionSnapshot | None = None) -> str:
-    """The position after all that has been committed. Raises: DatabaseUnavailable; SpecInvalid: `since` is not past."""
+    """Returns the position after all committed events. Raises: DatabaseUnavailable; SpecInvalid: bad `since`."""
     with database.begin() as connection:
         return str(_look(connection, since or TransactionSnapshot(0)))
 
 
 def place(database: Database, where: str) -> str:
-    """A position that a person has written: `start`, `now`, or one that the stream gave. Raises: SpecInvalid."""
+    """Parses a position written by a user: `start`, `now`, or one from the stream. Raises: SpecInvalid."""
     at = Position.parse(START if where in ("start", "now") else where)
     newest = now(database, at.until or at.since)
     return newest if where == "now" else str(at)
 
 
 def read(database: Database, position: str, limit: int = PAGE, wanted: EventFilter = EVERYTHING) -> Page:
-    """The next facts after a position. The same position with the same limit gives the same facts again, or more.
+    """Reads the next events after a position. The same position and limit give the same events again, or more.
 
     Raises: SpecInvalid: not a position, or one of another database; DatabaseUnavailable.
     """
     check_kinds(wanted.kinds)
-    at, found = Position.parse(position), list[StreamedEvent]()
+    at, facts = Position.parse(position), list[StreamedEvent]()
     with database.begin() as connection:
-        while len(found) < limit:
+        while len(facts) < limit:
             interval = at if at.until is not None else _open(connection, at.since)
             if interval is None or interval.until is None:
                 break
-            events = _fetch(connection, interval, limit - len(found), wanted)
+            events = _fetch(connection, interval, limit - len(facts), wanted)
             within = f"{interval.since}-{interval.until}-"
-            found.extend(StreamedEvent(f"{within}{event.id}", event) for event in events)
+            facts.extend(StreamedEvent(f"{within}{event.id}", event) for event in events)
             fresh, at = at.until is None, Position(interval.until)
-            if len(found) == limit:
-                at = Position(interval.since, interval.until, found[-1].event.id)
+            if len(facts) == limit:
+                at = Position(interval.since, interval.until, facts[-1].event.id)
             elif fresh:
                 break
-    return Page(found, str(at))
+    return Page(facts, str(at))
 
 
 def follow(
@@ -209,7 +209,7 @@ def follow(
 
 
 def wait_for_news(listener: Listener, stop: threading.Event) -> None:
-    """Until something may have happened; a burst of nudges is one. Raises: DatabaseUnavailable."""
+    """Waits until something may have happened; a burst of nudges counts once. Raises: DatabaseUnavailable."""
     if listener.wait(_TICK_S):
         stop.wait(_BREATH_S)
         while listener.wait(0.0) and not stop.is_set():
@@ -220,11 +220,11 @@ _LOOK = text(
     "SELECT pg_current_snapshot()::text, (SELECT max(txid) FROM events WHERE txid <"
     " (pg_snapshot_xmax(pg_current_snapshot())::text)::bigint)"
 )
-"""One statement has one snapshot: the newest fact is one that the snapshot beside it has."""
+"""Query in one statement, which has one snapshot: that snapshot includes the newest event."""
 
 
 def _look(connection: Connection, since: TransactionSnapshot) -> TransactionSnapshot:
-    """What is decided by now. Raises: SpecInvalid: `since` is not of this database's past."""
+    """Reads the snapshot of decided transactions. Raises: SpecInvalid: `since` is not in this database's past."""
     written, newest = connection.execute(_LOOK).one()
     _, server_end, running = str(written).split(":")
     if since.end > int(server_end):
@@ -238,7 +238,7 @@ def _look(connection: Connection, since: TransactionSnapshot) -> TransactionSnap
 
 
 def _open(connection: Connection, since: TransactionSnapshot) -> Position | None:
-    """The interval from `since` to this moment; None while nothing has been decided in between."""
+    """Returns the interval from `since` to this moment; None while nothing has been decided in between."""
     until = _look(connection, since)
     return None if until == since else Position(since, until)
 
@@ -250,8 +250,8 @@ _INTERVAL = (
 )
 _BY_TRANSACTION = f"{_INTERVAL} AND id > :last_id"
 _BY_ID = f"id > :last_id AND CASE WHEN {_INTERVAL} THEN true ELSE false END"
-"""The same. The planner cannot see into the CASE and takes it for half of the rows, so that it walks the ids in order
-until the page is full, instead of sorting all that is left for every page."""
+"""Same condition as `_BY_TRANSACTION`. The planner estimates the CASE at half of the rows, so it reads the ids in order
+until the page is full, instead of sorting all remaining rows for every page."""
 
 
 def _fetch(connection: Connection, interval: Position, limit: int, wanted: EventFilter) -> list[EventRecord]:

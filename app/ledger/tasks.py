@@ -20,15 +20,15 @@ _ROUND_S = 0.02
 def cancel(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
     """Ask for an end, of what waits for these, too. What is not running ends at once; returns the attempts that run and
     must be told."""
-    told: list[UUID] = []
+    to_notify: list[UUID] = []
     left = list(task_ids)
     for _ in range(_ROUNDS):
         running, left = _cancel(database, left)
-        told += running
+        to_notify += running
         if not left:
             break
         time.sleep(_ROUND_S)  # those are being claimed in this moment
-    return told
+    return to_notify
 
 
 def _cancel(database: Database, task_ids: Sequence[UUID]) -> tuple[list[UUID], list[UUID]]:
@@ -41,7 +41,7 @@ def _cancel(database: Database, task_ids: Sequence[UUID]) -> tuple[list[UUID], l
 
 
 def end(connection: Connection, task_ids: Sequence[UUID], reason: EndReason) -> tuple[list[UUID], list[UUID]]:
-    """One round: the running attempts to be told, and the tasks that are being claimed right now.
+    """Cancels tasks in one round; returns the running attempts to notify, and the tasks being claimed right now.
 
     The first reason that a task is given stays. The tasks are locked first, so that none of them is admitted meanwhile.
     A claim takes its attempt and then its task: an attempt that is locked is being claimed, and is not waited for, so
@@ -56,12 +56,12 @@ def end(connection: Connection, task_ids: Sequence[UUID], reason: EndReason) -> 
     events.tell_outcome(connection, [row.id for row in rows if row.state == "cancelled"])
     events.wake_dispatcher(connection)
     running = [row.id for row in rows if row.state == "running"]
-    found = sql(
+    attempt_rows = sql(
         connection,
         "SELECT id FROM attempts WHERE task_id = ANY(:ids) AND state IN ('running', 'grading')",
         {"ids": running},
     )
-    return list(found.scalars()), [row.id for row in rows if row.state == "admitted"]
+    return list(attempt_rows.scalars()), [row.id for row in rows if row.state == "admitted"]
 
 
 _LOCK = text("SELECT 1 FROM tasks WHERE id = ANY(:ids) ORDER BY id FOR UPDATE")
@@ -90,7 +90,7 @@ FROM asked WHERE t.id = asked.id RETURNING t.id, t.run_id, t.state
 
 
 def settle_cancelled(database: Database) -> list[UUID]:
-    """End tasks whose cancellation was requested while they were being claimed, and that were not claimed after all;
+    """Ends tasks whose cancellation was requested while they were being claimed, and that were not claimed after all;
     and those that were to stop by a deadline, or while they were queued for grading."""
     task_ids = list(database.sql(_UNSETTLED).scalars())
     return cancel(database, task_ids) if task_ids else []
@@ -106,7 +106,7 @@ _UNSETTLED = text(
 
 
 def retry(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
-    """Put tasks that failed or were cancelled back in line with a full set of retries; returns those moved.
+    """Puts tasks that failed or were cancelled back in line with a full set of retries; returns those moved.
 
     What was superseded stays: its group is complete. What was cancelled because it comes after one of these is moved,
     too; what comes after another task that did not succeed stays.

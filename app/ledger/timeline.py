@@ -27,7 +27,7 @@ PHASES: Mapping[Phase, str] = {
     Phase.STORED: "storing",
     Phase.TORN_DOWN: "teardown",
 }
-"""What an attempt did until it reached each phase after the admission, in order."""
+"""Activities of an attempt before each phase that follows the admission, in order."""
 
 _ORDER = tuple(PHASES)
 _IN_PLACE = tuple(phase for phase in PHASES if phase not in (Phase.GRADING_QUEUED, Phase.GRADING_STARTED))
@@ -42,17 +42,17 @@ _WAITED_IN: Mapping[str, str] = {
     "image_builds": "image",
     "model": "agent",
 }
-"""In which phase one waits for a limit, by how the limit's name begins."""
+"""Phase in which a task waits for a limit, by prefix of the limit's name."""
 
 
 def phase_of_limit(limit: str) -> str | None:
-    """The phase in which an attempt waits for this limit, where that is known."""
+    """Returns the phase in which an attempt waits for this limit, where that is known."""
     return next((phase for prefix, phase in _WAITED_IN.items() if limit.startswith(prefix)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One phase of an attempt. `end` is None while it lasts; `seconds` are those so far."""
+    """A phase of an attempt. `end` is None while it lasts; `seconds` are those so far."""
 
     phase: str
     begin: datetime
@@ -63,28 +63,28 @@ class Span:
 def spans(
     reached: Mapping[Phase, datetime], admitted_at: datetime, finished_at: datetime | None, now: datetime
 ) -> list[Span]:
-    """The phases from the admission on.
+    """Returns the phases from the admission on.
 
     The last phase that a failed attempt reached lies before the one in which it failed: that one ends with the attempt.
     """
-    found: list[Span] = []
+    phases: list[Span] = []
     order = _ORDER if Phase.GRADING_QUEUED in reached else _IN_PLACE
     begin, following = admitted_at, 0
     for index, phase in enumerate(order):
         if phase not in reached:
             continue
         if phase is Phase.TORN_DOWN and finished_at is not None and index > following:
-            found.append(_span(order[following], begin, finished_at))
+            phases.append(_span(order[following], begin, finished_at))
             begin = max(begin, finished_at)
-        found.append(_span(phase, begin, reached[phase]))
+        phases.append(_span(phase, begin, reached[phase]))
         begin, following = reached[phase], index + 1
     if following < len(order):
         underway = order[following]
         if finished_at is None:
-            found.append(Span(PHASES[underway], begin, None, _between(begin, now)))
+            phases.append(Span(PHASES[underway], begin, None, _between(begin, now)))
         elif underway is not Phase.TORN_DOWN:
-            found.append(_span(underway, begin, finished_at))
-    return found
+            phases.append(_span(underway, begin, finished_at))
+    return phases
 
 
 def _span(phase: Phase, begin: datetime, end: datetime) -> Span:
@@ -93,9 +93,6 @@ def _span(phase: Phase, begin: datetime, end: datetime) -> Span:
 
 def _between(begin: datetime, end: datetime) -> float:
     return max(0.0, (end - begin).total_seconds())
-
-
-# --- Waiting --------------------------------------------------------------------------------------------------------
 
 
 class WaitingWindow(NamedTuple):
@@ -110,7 +107,7 @@ class WaitingWindow(NamedTuple):
 
 
 class AttemptTimes(NamedTuple):
-    """When one attempt was admitted and when it ended."""
+    """Admission time and end time of an attempt."""
 
     admitted_at: datetime
     finished_at: datetime | None
@@ -122,31 +119,31 @@ def windows(
     attempts: Sequence[AttemptTimes],
     reopened: Iterable[datetime] = (),
 ) -> list[WaitingWindow]:
-    """The times in which a task waited: before its first attempt, between two, and now.
+    """Returns the times in which a task waited: before its first attempt, between two, and now.
 
     attempts: in the order of their numbers. reopened: when `megaflow retry` put the task back in line; what lies
     between an end and that was no waiting.
     """
-    found: list[WaitingWindow] = []
+    waiting: list[WaitingWindow] = []
     begin: datetime | None = accepted_at
     moments = sorted(reopened)
     for number, attempt in enumerate(attempts, start=1):
         if begin is not None:
             again = [at for at in moments if begin < at <= attempt.admitted_at]
-            found.append(WaitingWindow(again[-1] if again else begin, attempt.admitted_at, number))
+            waiting.append(WaitingWindow(again[-1] if again else begin, attempt.admitted_at, number))
         begin = attempt.finished_at
     if begin is None:
-        return found
+        return waiting
     if ended_at is None:
         again = [at for at in moments if at > begin]
-        found.append(WaitingWindow(again[-1] if again else begin, None, len(attempts) + 1))
+        waiting.append(WaitingWindow(again[-1] if again else begin, None, len(attempts) + 1))
     elif ended_at > begin and not attempts:  # it ended in line
-        found.append(WaitingWindow(begin, ended_at, 1))
-    return found
+        waiting.append(WaitingWindow(begin, ended_at, 1))
+    return waiting
 
 
 class LimitIntervals:
-    """When one limit was binding: answers quickly how much of a window that was, for many windows."""
+    """Times when one limit was binding; quickly computes their share of a window, for many windows."""
 
     def __init__(self, intervals: Iterable[tuple[datetime, datetime]]) -> None:
         """Intervals may touch and overlap; they count once."""
@@ -163,7 +160,7 @@ class LimitIntervals:
             self._before.append(self._before[-1] + right - left)
 
     def during(self, begin: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
-        """The parts of `begin` to `end` in which the limit was binding."""
+        """Yields the parts of `begin` to `end` in which the limit was binding."""
         for left, right in zip(self._begins, self._ends, strict=True):
             since, until = max(left, begin.timestamp()), min(right, end.timestamp())
             if since < until:

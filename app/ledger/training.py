@@ -1,4 +1,4 @@
-"""What a training loop knows from the ledger: which step's run there is, how it stands, what came of it."""
+"""Reads a training loop's state from the ledger: a step's run, its progress, and its result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LoopLock:
         self._connection: psycopg.Connection | None = None
 
     def hold(self) -> None:
-        """Take the lock, or see that it is held still; a lost connection is replaced.
+        """Takes the lock, or see that it is held still; a lost connection is replaced.
 
         Raises: LimitInvalid: another process has it; DatabaseUnavailable.
         """
@@ -53,38 +53,38 @@ class LoopLock:
 
 
 def run_of(database: Database, user_name: str, idempotency_key: str) -> UUID | None:
-    """The run that was accepted with a key; None: there is none yet."""
+    """Returns the run that was accepted with a key; None: there is none yet."""
     statement = "SELECT id FROM runs WHERE user_name = :user AND idempotency_key = :key"
-    found: UUID | None = database.sql(statement, {"user": user_name, "key": idempotency_key}).scalar()
-    return found
+    run_id: UUID | None = database.sql(statement, {"user": user_name, "key": idempotency_key}).scalar()
+    return run_id
 
 
 def version_state(database: Database, policy: str, version: str) -> str | None:
     """`published`, `live` or `refused`; None: the version is not on record."""
     statement = "SELECT state FROM policy_versions WHERE policy = :policy AND version = :version"
-    found: str | None = database.sql(statement, {"policy": policy, "version": version}).scalar()
-    return found
+    state: str | None = database.sql(statement, {"policy": policy, "version": version}).scalar()
+    return state
 
 
 def reached(database: Database, policy: str, version: str) -> str | None:
-    """As `version_state`; `live`, too, where a newer version is, as this one can never be live then."""
+    """Returns the state as `version_state`, but `live` if a newer version is live: this one can never be live then."""
     statement = (
         "SELECT CASE WHEN EXISTS (SELECT FROM policy_versions n WHERE n.policy = p.policy AND n.number >= p.number"
         " AND n.state = 'live') THEN 'live' ELSE state END FROM policy_versions p"
         " WHERE policy = :policy AND version = :version"
     )
-    found: str | None = database.sql(statement, {"policy": policy, "version": version}).scalar()
-    return found
+    state: str | None = database.sql(statement, {"policy": policy, "version": version}).scalar()
+    return state
 
 
 def committed_version(database: Database, run_id: UUID) -> str | None:
-    """The version that a run's groups were last committed with; None: none was."""
+    """Returns the version that a run's groups were last committed with; None: none was."""
     statement = (
         "SELECT version FROM experience_leases WHERE run_id = :run AND state = 'committed'"
         " ORDER BY committed_at DESC LIMIT 1"
     )
-    found: str | None = database.sql(statement, {"run": run_id}).scalar()
-    return found
+    version: str | None = database.sql(statement, {"run": run_id}).scalar()
+    return version
 
 
 def groups_going(database: Database, run_id: UUID) -> int:
@@ -100,8 +100,8 @@ def groups_going(database: Database, run_id: UUID) -> int:
 def groups_left(database: Database, run_id: UUID) -> int:
     """Groups that may still be trained on, with those under lease."""
     going = groups_going(database, run_id)  # first: one that is complete meanwhile counts twice, not never
-    found = experience.counts(database, run_id)
-    return going + found.ready + found.leased
+    groups = experience.counts(database, run_id)
+    return going + groups.ready + groups.leased
 
 
 def settled_runs(database: Database) -> list[UUID]:
@@ -116,7 +116,7 @@ def settled_runs(database: Database) -> list[UUID]:
 
 
 def why_nothing(database: Database, run_id: UUID) -> str:
-    """Why most attempts of a run came to no committed sample."""
+    """Returns the most frequent reason why attempts of a run produced no committed sample."""
     statement = """
         SELECT coalesce(nullif(x.reason, ''), g.state, t.end_reason, t.state) AS reason, count(*) AS n FROM tasks t
         LEFT JOIN experience_groups g ON g.group_id = t.group_id LEFT JOIN experience_attempts x ON x.task_id = t.id
@@ -136,7 +136,7 @@ class StoredSample:
 
 
 def stored_samples(database: Database, run_id: UUID) -> list[StoredSample]:
-    """All files of a run's samples, group by group."""
+    """Returns all files of a run's samples, group by group."""
     statement = """
         SELECT x.group_id, x.key, t.agent, t.replica FROM experience_attempts x JOIN tasks t ON t.id = x.task_id
         WHERE t.run_id = :run AND x.state = 'stored' ORDER BY x.group_id, x.attempt_id"""
@@ -145,7 +145,7 @@ def stored_samples(database: Database, run_id: UUID) -> list[StoredSample]:
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """What a step's run came to. `used`: attempts whose samples are committed or leased, of all `attempts`."""
+    """Figures of a step's run. `used`: attempts whose samples are committed or leased, of all `attempts`."""
 
     scored: int
     reward: float | None  # mean over the scored tasks
@@ -158,7 +158,7 @@ class StepFigures:
 
     @property
     def waste(self) -> float:
-        """The share of attempts that nothing is trained on."""
+        """Returns the share of attempts that nothing is trained on."""
         return 1 - self.used / self.attempts if self.attempts else 0.0
 
 
@@ -187,5 +187,5 @@ FROM used
 
 
 def figures(database: Database, run_id: UUID, *, so_far: bool = False) -> StepFigures:
-    """The figures of a step's run. so_far: it goes on; complete groups are used, attempts of open ones not counted."""
+    """Returns the figures of a step's run. so_far: it still runs; counts complete groups as used, omits open groups."""
     return StepFigures(**database.sql(_FIGURES, {"run": run_id, "so_far": so_far}).one()._mapping)

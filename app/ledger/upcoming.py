@@ -27,7 +27,7 @@ _LEAST = 16
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One environment that tasks need. `position` 0: an attempt has it or is about to; 1: the next in its queue."""
+    """An environment that tasks need. `position` 0: an attempt has it or is about to; 1: the next in its queue."""
 
     environment: EnvironmentSpec
     position: int
@@ -60,19 +60,19 @@ class Upcoming:
 
         Raises: DatabaseUnavailable.
         """
-        found: dict[tuple[str | None, ...], Need] = {}
+        unique: dict[tuple[str | None, ...], Need] = {}
         for turn, environment in self._turns(most):
             image = _image(environment)
-            first = found.get(image) or Need(environment, turn.position, 0, turn.user_name)
-            found[image] = Need(first.environment, first.position, first.tasks + 1, first.user_name)
-        return list(found.values())
+            first = unique.get(image) or Need(environment, turn.position, 0, turn.user_name)
+            unique[image] = Need(first.environment, first.position, first.tasks + 1, first.user_name)
+        return list(unique.values())
 
     def _turns(self, most: int) -> list[tuple[_QueuedSpec, EnvironmentSpec]]:
         """Without those that need no image."""
         with self._database.begin() as connection:
             turns = [*_under_way(connection, most), *self._in_line(connection, most)]
-            found = self._environments.load(connection, {turn.spec_digest for turn in turns})
-        return [(turn, found[turn.spec_digest]) for turn in turns if turn.spec_digest in found]
+            environments = self._environments.load(connection, {turn.spec_digest for turn in turns})
+        return [(turn, environments[turn.spec_digest]) for turn in turns if turn.spec_digest in environments]
 
     def _in_line(self, connection: Connection, most: int) -> list[_QueuedSpec]:
         keys = waiting.queues(connection)
@@ -85,11 +85,11 @@ class Upcoming:
             held[user, resource_class] += count
         weights = {key.user_name: book.of(key.user_name).weight for key in keys}
         ordered = list(in_order(heads, held, weights, fair=self._fair))[:most]
-        found = spec_digests(connection, [task_id for task_id, _ in ordered])
+        digests = spec_digests(connection, [task_id for task_id, _ in ordered])
         return [
-            _QueuedSpec(found[task_id], user, place)
+            _QueuedSpec(digests[task_id], user, place)
             for place, (task_id, user) in enumerate(ordered, start=1)
-            if task_id in found
+            if task_id in digests
         ]
 
 
@@ -111,7 +111,7 @@ def in_order(
         share = shares[key.user_name, key.resource_class] / weights[key.user_name] if fair else 0.0
         return -candidate.priority, share, candidate.run_id
 
-    heap = [(rank(key, 0), key, 0) for key, found in heads.items() if found]
+    heap = [(rank(key, 0), key, 0) for key, queue in heads.items() if queue]
     heapq.heapify(heap)
     while heap:
         then, key, place = heapq.heappop(heap)
@@ -133,7 +133,7 @@ SELECT t.spec_digest, t.user_name FROM (
 
 
 def _under_way(connection: Connection, most: int) -> list[_QueuedSpec]:
-    """The longest under way first."""
+    """Returns the longest under way first."""
     return [_QueuedSpec(row.spec_digest, row.user_name, 0) for row in connection.execute(_UNDER_WAY, {"most": most})]
 
 

@@ -24,7 +24,7 @@ Key = tuple[Mode, str]
 
 
 class QueueKey(NamedTuple):
-    """One queue: the tasks of a user that asked for this mode and class."""
+    """A queue: the tasks of a user that requested this mode and class."""
 
     mode: Mode  # as asked for; may be AUTO
     resource_class: str
@@ -58,7 +58,7 @@ SELECT * FROM lines
 
 
 def queues(connection: Connection) -> list[QueueKey]:
-    """The queues in which anybody stands."""
+    """Returns the queues in which anybody stands."""
     return [QueueKey(Mode(row[0]), row[1], row[2]) for row in connection.execute(_LINES)]
 
 
@@ -82,7 +82,7 @@ def heads(
     full: Iterable[UUID] = (),
     full_models: Iterable[str] = (),
 ) -> dict[QueueKey, list[WaitingTask]]:
-    """The first tasks of each queue: by priority, what lost its turn, run, started groups first, then arrival.
+    """Returns the first tasks of each queue: by priority, what lost its turn, run, started groups first, then arrival.
 
     full: bounded runs whose tasks are passed over; full_models: models whose tasks are.
     """
@@ -96,10 +96,10 @@ def heads(
         "full": list(full),
         "full_models": list(full_models),
     }
-    found: dict[QueueKey, list[WaitingTask]] = {queue: [] for queue, _ in wanted}
+    by_queue: dict[QueueKey, list[WaitingTask]] = {queue: [] for queue, _ in wanted}
     for row in connection.execute(_HEADS, values):
-        found[wanted[row.ord - 1][0]].append(WaitingTask(*row[1:]))
-    return found
+        by_queue[wanted[row.ord - 1][0]].append(WaitingTask(*row[1:]))
+    return by_queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +124,12 @@ class BoundedRun:
 
 
 def run_limit(run_id: UUID) -> str:
-    """How a run's bound on its attempts at once is called beside the limits."""
+    """Returns the limit name for a run's maximum of attempts at once."""
     return f"{RUN_LIMIT}{run_id}"
 
 
 def policy_limit(run_id: UUID) -> str:
-    """How the wait for a new version of a run's policy is called beside the limits."""
+    """Returns the limit name for the wait for a new version of a run's policy."""
     return f"{run_limit(run_id)}:policy"
 
 
@@ -156,7 +156,7 @@ FROM found f JOIN runs r ON r.id = f.run_id LEFT JOIN experience_runs e ON e.run
 
 
 def bounded_runs(connection: Connection) -> list[BoundedRun]:
-    """The bounded runs whose tasks wait, for each of their queues."""
+    """Returns the bounded runs whose tasks wait, for each of their queues."""
     rows = connection.execute(_BOUNDED).all()
     policies: dict[UUID, PolicyBound] = {}
     for row in rows:
@@ -190,15 +190,15 @@ def backlogs(
         "users": [queue.user_name for queue in keys],
         "most": most,
     }
-    found = {keys[row[0] - 1]: row[1] for row in connection.execute(_BACKLOGS, values)}
+    counts = {keys[row[0] - 1]: row[1] for row in connection.execute(_BACKLOGS, values)}
     for run in bounded:
-        if run.queue in found and run.room:
-            found[run.queue] += _count_of_run(connection, run, most)
-    return {key: min(most, count) for key, count in found.items()}
+        if run.queue in counts and run.room:
+            counts[run.queue] += _count_of_run(connection, run, most)
+    return {key: min(most, count) for key, count in counts.items()}
 
 
 def _count_of_run(connection: Connection, run: BoundedRun, most: int) -> int:
-    """Of its tasks that stand in its queue, as many as it has room for, up to `most`."""
+    """Counts the run's waiting tasks in its queue, up to the run's free room and up to `most`."""
     count = sql(
         connection,
         "SELECT count(*) FROM (SELECT 1 FROM tasks WHERE bounded AND state = 'pending' AND in_line"
@@ -214,12 +214,12 @@ def _count_of_run(connection: Connection, run: BoundedRun, most: int) -> int:
 
 
 STILLBORN_S = 30.0
-"""How far back one looks for instances that came to nothing: never ready, or, for one task, gone without it."""
+"""Seconds to look back for failed instances: never ready, or, for one task, ended without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Who holds what, by mode and class."""
+    """Users of slots, by mode and class."""
 
     live: Counter[Key] = field(default_factory=Counter)  # attempts dispatched or running
     unclaimed: Counter[Key] = field(default_factory=Counter)  # attempts dispatched
@@ -236,18 +236,18 @@ class Occupancy:
 
 
 def occupancy(connection: Connection) -> Occupancy:
-    """One look at attempts and instances."""
-    found = Occupancy()
+    """Reads the occupancy from attempts and instances."""
+    result = Occupancy()
     for row in sql(
         connection,
         "SELECT mode, resource_class, user_name, state, count(*) AS live"
         " FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1, 2, 3, 4",
     ):
         key = (Mode(row.mode), row.resource_class)
-        found.live[key] += row.live
-        found.by_user[row.user_name, key] += row.live
+        result.live[key] += row.live
+        result.by_user[row.user_name, key] += row.live
         if row.state == "dispatched":
-            found.unclaimed[key] += row.live
+            result.unclaimed[key] += row.live
     for row in sql(
         connection,
         "SELECT mode, resource_class, count(*) FILTER (WHERE state <> 'draining') AS instances,"
@@ -258,24 +258,24 @@ def occupancy(connection: Connection) -> Occupancy:
         " FROM instances WHERE state NOT IN ('terminated', 'failed') GROUP BY 1, 2",
     ):
         if row.mode == InstanceMode.GRADING:
-            found.graders[row.resource_class] = row.instances
+            result.graders[row.resource_class] = row.instances
             continue
         key = (Mode(row.mode), row.resource_class)
-        found.coming[key], found.instances[key], found.slots[key] = row.coming, row.instances, int(row.slots)
+        result.coming[key], result.instances[key], result.slots[key] = row.coming, row.instances, int(row.slots)
         if row.draining and key[0] is Mode.PERSISTENT:
-            found.draining[key] = _on_draining(connection, key)
+            result.draining[key] = _on_draining(connection, key)
         if row.spread:
-            found.spread.add(row.resource_class)
-    _note_stillborn(connection, found)
+            result.spread.add(row.resource_class)
+    _note_stillborn(connection, result)
     for row in sql(connection, "SELECT resource_class, count(*) AS gradings FROM gradings GROUP BY 1"):
-        found.unfinished_gradings[row.resource_class] = row.gradings
-    found.graded_apart.update(
+        result.unfinished_gradings[row.resource_class] = row.gradings
+    result.graded_apart.update(
         sql(
             connection,
             "SELECT DISTINCT resource_class FROM attempts WHERE graded_apart AND state IN ('dispatched', 'running')",
         ).scalars()
     )
-    return found
+    return result
 
 
 def _on_draining(connection: Connection, key: Key) -> int:
@@ -313,7 +313,7 @@ class QueueLimit(NamedTuple):
 
 
 def open_limits(connection: Connection) -> dict[QueueLimit, datetime]:
-    """The limits on record as keeping queues waiting, and since when; the pauses' own rows are left out."""
+    """Returns the limits on record as keeping queues waiting, and since when; the pauses' own rows are left out."""
     rows = sql(
         connection,
         "SELECT limit_name, mode, resource_class, user_name, since FROM bindings"
@@ -323,7 +323,7 @@ def open_limits(connection: Connection) -> dict[QueueLimit, datetime]:
 
 
 def record_limits(connection: Connection, began: Iterable[QueueLimit], ended: Iterable[QueueLimit]) -> None:
-    """Note from when to when limits bind, with their facts; safe to repeat."""
+    """Notes from when to when limits bind, with their facts; safe to repeat."""
     for statement, bounds in ((_BIND, list(began)), (_UNBIND, list(ended))):
         if bounds:
             values = {
@@ -359,7 +359,7 @@ INSERT INTO events (kind, data) SELECT 'limit.freed',
 
 
 def reclaim_lapsed(connection: Connection, retry: RetryPolicy) -> list[UUID]:
-    """Take attempts away whose lease has lapsed or whose deadline has passed; returns those that ended so.
+    """Takes attempts away whose lease has lapsed or whose deadline has passed; returns those that ended so.
 
     A grading goes back to wait for another grader, as long as it may.
     """
@@ -375,12 +375,12 @@ def reclaim_lapsed(connection: Connection, retry: RetryPolicy) -> list[UUID]:
         " AND expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED",
         {"ids": list(ids)},
     ).scalars()
-    taken = gradings.take_away(connection, list(lapsed), _LAPSED, EndReason.LOST, retry)
+    ended = gradings.take_away(connection, list(lapsed), _LAPSED, EndReason.LOST, retry)
     overdue = sql(
         connection,
         "SELECT id FROM attempts WHERE state IN ('running', 'grading') AND deadline_at < clock_timestamp() ORDER BY id",
     ).scalars()
-    return taken + gradings.take_away(connection, list(overdue), _OVERDUE, EndReason.DEADLINE, retry)
+    return ended + gradings.take_away(connection, list(overdue), _OVERDUE, EndReason.DEADLINE, retry)
 
 
 _LAPSED = Failure(error="StaleWriter", message="its worker stopped renewing the lease")
