@@ -21,7 +21,7 @@ from app.models.endings import RetryPolicy
 from app.settings import Settings
 
 _SHOWN = 20
-"""Most lines printed about standing resources. `--json` has all, and every instance and object with its times."""
+"""Maximum number of lines about standing resources. `--json` has all, and every instance and object with its times."""
 _LOOKS, _AGAIN_S = 3, 0.5
 _YEARS_S = 10 * 365 * 86400.0
 

@@ -30,10 +30,10 @@ Kind = Annotated[EnvironmentKind, typer.Option("--environment", help="As for `me
 dataset = typer.Typer(help="Datasets: list, fetch, look at and check them.", no_args_is_help=True)
 
 _SHOWN = 10
-"""Most languages, repositories and task names shown."""
+"""Maximum number of languages, repositories and task names shown."""
 _NUMBER = re.compile(r"(\d+)")
 _LONGEST_FAULT = 300
-"""Most terminal cells of a fault's line; `--json` has it whole."""
+"""Maximum number of terminal cells of a fault's line; `--json` has it whole."""
 _BAD = 65
 """Exit code of a dataset with bad rows, as in sysexits."""
 

@@ -47,7 +47,7 @@ def events(
     task: Annotated[str | None, typer.Option(help="Only this task: its id or the id's end.")] = None,
     kind: Kinds = None,
 ) -> None:
-    """Print events, one JSON object per line. Each has its position: `--from` that goes on after it."""
+    """Print events, one JSON object per line. Each has its position: pass it to `--from` to go on after it."""
     with MegaFlow() as flow, _until_interrupted() as stop:
         if follow:
             threading.Thread(target=_watch_for_a_closed_pipe, args=(stop,), daemon=True).start()

@@ -21,7 +21,7 @@ from app.texts import clean, lasted, short_id
 _BAR = 30
 """Columns of the longest bar."""
 _BESIDE = 5
-"""Most other users named."""
+"""Maximum number of other users named."""
 
 
 def register(cli: typer.Typer) -> None:
