@@ -145,7 +145,7 @@ def sync(
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Images at a time; builds have a limit of their own.")] = 4,
     json: Json = False,
 ) -> None:
-    """Build or copy every image of a dataset into a registry. A repeated call continues where the last one ended."""
+    """Build or copy every image of a dataset into a registry. Images that the registry has are skipped."""
     with MegaFlow() as flow:
         target = to or flow.settings.image_mirror
         if target is None:
