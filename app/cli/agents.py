@@ -18,21 +18,18 @@ from app.cli.show import Json, as_json, console, errors, listing, say
 from app.errors import AgentUnavailable, UnknownName
 from app.settings import Settings, load
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Agents that are frameworks.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Names of agent frameworks.")]
 
-agents = typer.Typer(help="Agents: which there are, installing their frameworks.")
+agents = typer.Typer(help="Agents: list them, install their frameworks.")
 
 
 def register(cli: typer.Typer) -> None:
     cli.add_typer(agents, name="agents")
 
 
-# --- list -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class AgentListing:
-    """One agent, as shown. `installed` is None for what needs no installing."""
+    """Row of the list of agents. `installed`: None for an agent that needs no installation."""
 
     name: str
     version: str
@@ -42,12 +39,12 @@ class AgentListing:
     needs_model: bool
     summary: str
     folder: str | None = None
-    arguments: dict[str, str] = field(default_factory=dict)  # keys of `--agent-arg`, with what they do
+    arguments: dict[str, str] = field(default_factory=dict)  # keys of `--agent-arg`, with their meaning
 
 
 @agents.callback(invoke_without_command=True)
 def show(context: typer.Context, json: Json = False) -> None:
-    """Agents: name, version, where they run, whether their frameworks are installed."""
+    """List agents: name, version, where they run, whether their frameworks are installed."""
     if context.invoked_subcommand is None:
         list_agents(json)
 
@@ -64,20 +61,20 @@ _COLUMNS: dict[str, Callable[[AgentListing], str]] = {
 
 @agents.command(name="list")
 def list_agents(json: Json = False) -> None:
-    """Every agent of this installation; external ones are those of MEGAFLOW_AGENT_MANIFESTS."""
-    found = listed(load())
-    listing(found, _COLUMNS, json=json)
-    for one in found if not json else ():
+    """List every agent of this installation, with the external ones of MEGAFLOW_AGENT_MANIFESTS."""
+    rows = listed(load())
+    listing(rows, _COLUMNS, json=json)
+    for one in rows if not json else ():
         for key, does in one.arguments.items():
             console.print(f"{one.name} --agent-arg {key}=VALUE: {does}", soft_wrap=True)
 
 
 def listed(settings: Settings) -> list[AgentListing]:
     """Raises: SettingsInvalid: a manifest is wrong."""
-    making = _making(settings, may_install=False)
-    traits = catalogue.AGENTS | {name: traits_of(manifest) for name, manifest in making.manifests.items()}
+    options = _making(settings, may_install=False)
+    traits = catalogue.AGENTS | {name: traits_of(manifest) for name, manifest in options.manifests.items()}
     return [
-        _framework(name, about, making) if name in FRAMEWORKS or name in making.manifests else _ours(name, about)
+        _framework(name, about, options) if name in FRAMEWORKS or name in options.manifests else _ours(name, about)
         for name, about in traits.items()
     ]
 
@@ -107,26 +104,23 @@ def _framework(name: str, traits: catalogue.Traits, making: FrameworkOptions) ->
     )
 
 
-# --- install --------------------------------------------------------------------------------------------------------
-
-
 @agents.command()
 def install(
     names: Names = None,
-    every: Annotated[bool, typer.Option("--all", help="All that can be installed here.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Install every framework that can be installed here.")] = False,
     json: Json = False,
 ) -> None:
-    """Install frameworks on this host now; otherwise the first task that needs one does it."""
+    """Install frameworks on this host now. Otherwise the first task that needs one installs it."""
     settings = load()
     making = _making(settings)
-    wanted = list(dict.fromkeys(names or [])) or (_installable(making) if every else [])
-    if not wanted:
+    chosen = list(dict.fromkeys(names or [])) or (_installable(making) if every else [])
+    if not chosen:
         raise UnknownName.of("framework", "", _installable(making))
-    frameworks = [framework_named(name, making) for name in wanted]  # a wrong name before an hour of installing
-    done = [_installed(framework) for framework in frameworks]
+    frameworks = [framework_named(name, making) for name in chosen]  # refuses a wrong name before an hour of installing
+    results = [_installed(framework) for framework in frameworks]
     if json:
-        as_json(done)
-    if failed := [one["agent"] for one in done if "error" in one]:
+        as_json(results)
+    if failed := [one["agent"] for one in results if "error" in one]:
         raise AgentUnavailable(f"not installed: {', '.join(failed)}; the reasons are above")
 
 

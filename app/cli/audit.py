@@ -1,4 +1,4 @@
-"""Commands that check: the receipt of a run against what exists, and the ledger's invariants."""
+"""Commands `receipt` and `audit`: compare a run's receipt with what exists, check the ledger's invariants."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.models.endings import RetryPolicy
 from app.settings import Settings
 
 _SHOWN = 20
-"""Lines about what stands; `--json` has all, and every instance and object with its times."""
+"""Maximum number of lines about standing resources. `--json` has all, and every instance and object with its times."""
 _LOOKS, _AGAIN_S = 3, 0.5
 _YEARS_S = 10 * 365 * 86400.0
 
@@ -35,50 +35,53 @@ def register(cli: typer.Typer) -> None:
         cli.command()(command)
 
 
-# --- Receipt --------------------------------------------------------------------------------------------------------
+def receipt(
+    run: Annotated[str, typer.Argument(help="A run's id, the end of its id, or its name.")], json: Json = False
+) -> None:
+    """Compare what was made and removed for a run with what exists.
 
-
-def receipt(run: Annotated[str, typer.Argument(help="A run's id, its end, or its name.")], json: Json = False) -> None:
-    """What was made for a run and what was removed, compared with what exists.
-
-    Exit code 1 when something is left behind that no record accounts for; 69 when the engine or a provider was silent.
+    Exit code 1: something is left behind that no record accounts for. 69: the engine or a provider did not answer.
     """
     with MegaFlow() as flow:
-        said, found, differences = _compared(flow, results.find(flow.database, "runs", run))
+        run_receipt, inventory, differences = _compared(flow, results.find(flow.database, "runs", run))
     left = any(difference.left_behind for difference in differences)
-    agrees = not differences and not found.silent
+    agrees = not differences and not inventory.silent
     if json:
-        standing = [{"id": _identity(line), "why": line.why, "accounted": line.accounted} for line in said.standing]
-        plain = asdict(said) | {"standing": standing}
-        as_json({"receipt": plain, "agrees": agrees, "differences": differences, "silent": found.silent})
+        standing = [
+            {"id": _identity(line), "why": line.why, "accounted": line.accounted} for line in run_receipt.standing
+        ]
+        plain = asdict(run_receipt) | {"standing": standing}
+        as_json({"receipt": plain, "agrees": agrees, "differences": differences, "silent": inventory.silent})
     else:
-        _print(said, differences, found, agrees=agrees)
-    if left or found.silent:
+        _print(run_receipt, differences, inventory, agrees=agrees)
+    if left or inventory.silent:
         raise typer.Exit(LEFT_BEHIND if left else UNSEEN)
 
 
 def _compared(flow: MegaFlow, run_id: UUID) -> tuple[Receipt, Inventory, list[Difference]]:
-    """What is made or removed between the two looks differs for a moment; what differs every time is a difference."""
+    """Returns the differences that every look shows: a resource made or removed in between differs only briefly."""
     differences: list[Difference] | None = None
     for _ in range(_LOOKS):
-        said = receipts.of_run(flow.database, run_id)
-        found = _of_concern(listed_resources(flow.settings, {line.provider for line in said.instances}), said)
-        seen = compare(said, found)
-        differences = seen if differences is None else [one for one in seen if one in differences]
+        run_receipt = receipts.of_run(flow.database, run_id)
+        inventory = _of_concern(
+            listed_resources(flow.settings, {line.provider for line in run_receipt.instances}), run_receipt
+        )
+        current = compare(run_receipt, inventory)
+        differences = current if differences is None else [one for one in current if one in differences]
         if not differences:
             break
         time.sleep(_AGAIN_S)
-    return said, found, differences or []
+    return run_receipt, inventory, differences or []
 
 
 def _of_concern(found: Inventory, said: Receipt) -> Inventory:
-    """Whose silence leaves something of this run unseen: an engine that it never used may be missing."""
+    """Drops silent services that this run never used: their silence hides nothing of it."""
     used = {line.provider for line in said.instances} | {line.kind.lister for line in said.objects}
     return replace(found, silent=tuple(name for name in found.silent if name in used))
 
 
 def listed_resources(settings: Settings, used: set[str]) -> Inventory:
-    """What exists now: engine and host by label, instances by those providers that were used."""
+    """Lists what exists now: objects of engine and host by label, instances of the providers in `used`."""
     from app.environments.listing import listed
     from app.instances import NAMES, provider_named
 
@@ -93,7 +96,7 @@ def listed_resources(settings: Settings, used: set[str]) -> Inventory:
 
 
 def _identity(line: ObjectLine | InstanceLine, length: int = 64) -> str:
-    """The head of an engine's id, or the tail of an instance's."""
+    """Returns the head of an engine's id, or the tail of an instance's."""
     return line.engine_id[:length] if isinstance(line, ObjectLine) else str(line.id)[-length:]
 
 
@@ -112,9 +115,6 @@ def _print(said: Receipt, differences: list[Difference], found: Inventory, *, ag
         _say(f"not compared: {name} does not answer")
     if agrees:
         _say("agrees with what exists")
-
-
-# --- Audit ----------------------------------------------------------------------------------------------------------
 
 
 def audit(
@@ -143,8 +143,8 @@ def _print_audit(findings: tuple[AuditFinding, ...], seen: AuditResult, *, repai
         _say(f"{finding.severity} {finding.name}: {finding.count}: {finding.means}")
         _say(f"  {', '.join(finding.ids)}{' …' if finding.count > len(finding.ids) else ''}")
         if finding.repair is not None:
-            done = f"repaired {finding.repaired}: {finding.repair}" if repaired else f"`--repair`: {finding.repair}"
-            _say(f"  {done}")
+            text = f"repaired {finding.repaired}: {finding.repair}" if repaired else f"`--repair`: {finding.repair}"
+            _say(f"  {text}")
     for name, age in seen.ages.items():
         _say(f"{name.removesuffix('_s').replace('_', ' ')}: {'none' if age is None else f'{max(0.0, age):.1f} s'}")
     for queue, (waiting, oldest_s) in seen.lines.items():

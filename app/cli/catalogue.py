@@ -1,6 +1,6 @@
-"""Every command of the top level: the module that has it, its group in the help and its help in one line.
+"""Lists the top-level commands: the module of each, its group in the help, and its help in one line.
 
-Static, so that the help and a misspelt command cost no import. A test compares it with the commands themselves.
+Static, so that the help and a misspelt command import nothing. A test compares it with the commands themselves.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ ADMINISTER = "Administer"
 
 
 class CommandEntry(NamedTuple):
-    """One command. `help` is the beginning of what the command says of itself."""
+    """Entry of one command. `help` is the beginning of the command's own help."""
 
     module: str
     panel: str
     help: str
     remote: bool = False
-    """It works with `--server` as well."""
+    """Whether it works with `--server` as well."""
 
 
 COMMANDS: dict[str, CommandEntry] = {
@@ -39,9 +39,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "show": CommandEntry("runs", LOOK, "Everything about one task: attempts, phases, verdict, evidence", remote=True),
     "logs": CommandEntry("runs", LOOK, "The events of a task, then its agent's log", remote=True),
     "artifacts": CommandEntry("runs", LOOK, "List what an attempt left as evidence, or fetch it", remote=True),
-    "explain": CommandEntry("explain", LOOK, "Which limit binds, since when, and what would help", remote=True),
+    "explain": CommandEntry("explain", LOOK, "Show which limit binds, since when, and what would help", remote=True),
     "usage": CommandEntry("usage", LOOK, "Tokens, dollars, model time and environment time", remote=True),
-    "events": CommandEntry("events", LOOK, "Print what happened, one JSON object a line", remote=True),
+    "events": CommandEntry("events", LOOK, "Print events, one JSON object per line", remote=True),
     "report": CommandEntry(
         "report", EVALUATE, "A run's pass rate with its interval, what was lost and why, cost", remote=True
     ),
@@ -53,43 +53,43 @@ COMMANDS: dict[str, CommandEntry] = {
     "export": CommandEntry(
         "export",
         EVALUATE,
-        "Write a run for others: predictions, a Harbor job, tables, trajectories, samples",
+        "Write a run for other tools: predictions, a Harbor job, tables, trajectories, samples",
         remote=True,
     ),
     "bundle": CommandEntry(
         "export", EVALUATE, "Write a run as a folder of pages and data that need no server", remote=True
     ),
     "experience": CommandEntry(
-        "experience", EVALUATE, "Training samples: which runs feed a trainer, and handing out over HTTP"
+        "experience", EVALUATE, "Training samples: choose the runs that feed a trainer, serve samples over HTTP"
     ),
     "regrade": CommandEntry("regrade", EVALUATE, "Judge a run's kept test reports again, without agents", remote=True),
     "record": CommandEntry("record", EVALUATE, "Fetch what a run's models said"),
-    "dataset": CommandEntry("dataset", EVALUATE, "Datasets: which are known, fetching, looking at and checking them"),
-    "env": CommandEntry("env", EVALUATE, "Environments: building the images of tasks from sources"),
-    "agents": CommandEntry("agents", EVALUATE, "Agents: which there are, installing their frameworks"),
+    "dataset": CommandEntry("dataset", EVALUATE, "Datasets: list, fetch, look at and check them"),
+    "env": CommandEntry("env", EVALUATE, "Environments: build the images of tasks from sources"),
+    "agents": CommandEntry("agents", EVALUATE, "Agents: list them, install their frameworks"),
     "models": CommandEntry("models", EVALUATE, "Models: which engines answer for a model's name"),
     "up": CommandEntry("stack", OPERATE, "Start everything on this machine"),
     "web": CommandEntry("web", OPERATE, "Print where the web server is, with a link that signs you in"),
     "mcp": CommandEntry("web", LOOK, "Answer an assistant by the Model Context Protocol", remote=True),
     "down": CommandEntry("stack", OPERATE, "Stop everything that `up` started"),
     "doctor": CommandEntry("stack", OPERATE, "Look at everything that a task needs"),
-    "pause": CommandEntry("control", OPERATE, "Admit nothing more of a run", remote=True),
+    "pause": CommandEntry("control", OPERATE, "Admit no more tasks of a run", remote=True),
     "resume": CommandEntry("control", OPERATE, "Admit the tasks of a paused run again", remote=True),
-    "pauses": CommandEntry("control", OPERATE, "What is paused"),
+    "pauses": CommandEntry("control", OPERATE, "List paused runs"),
     "deadline": CommandEntry("control", OPERATE, "Set a deadline"),
     "budget": CommandEntry("control", OPERATE, "Give a run another budget"),
-    "instances": CommandEntry("control", OPERATE, "Instances that have not ended"),
-    "drain": CommandEntry("control", OPERATE, "Let instances finish what they have"),
-    "images": CommandEntry("images", OPERATE, "Images: what this host has, what the queue needs"),
+    "instances": CommandEntry("control", OPERATE, "List instances that have not ended"),
+    "drain": CommandEntry("control", OPERATE, "Let instances finish their attempts"),
+    "images": CommandEntry("images", OPERATE, "Images: list, evict, read build logs"),
     "metrics": CommandEntry("usage", OPERATE, "Print all metrics in Prometheus' text format"),
     "classes": CommandEntry("resource_classes", ADMINISTER, "Resource classes: kinds of instances"),
-    "limits": CommandEntry("limits", ADMINISTER, "Limits: who uses them, who waits, what they are set to", remote=True),
-    "quota": CommandEntry("limits", ADMINISTER, "Quotas: what a user may have at once", remote=True),
+    "limits": CommandEntry("limits", ADMINISTER, "Limits: show their use, waiting attempts and capacity", remote=True),
+    "quota": CommandEntry("limits", ADMINISTER, "Quotas: show, set or clear what a user may have at once", remote=True),
     "users": CommandEntry("web", ADMINISTER, "Users of the web server: their tokens and scopes"),
-    "webhooks": CommandEntry("events", ADMINISTER, "URLs that are told of events as they happen"),
-    "receipt": CommandEntry("audit", ADMINISTER, "What was made for a run and what was removed"),
+    "webhooks": CommandEntry("events", ADMINISTER, "Webhooks: URLs that receive events as they happen"),
+    "receipt": CommandEntry("audit", ADMINISTER, "Compare what was made and removed for a run"),
     "audit": CommandEntry("audit", ADMINISTER, "Check every invariant of the ledger now"),
     "simulate": CommandEntry("simulate", ADMINISTER, "Plan capacity: run synthetic tasks"),
-    "hosts": CommandEntry("hosts", ADMINISTER, "List hosts: which joined, when each was last seen"),
+    "hosts": CommandEntry("hosts", ADMINISTER, "List hosts: when each joined and was last seen"),
     "worker": CommandEntry("worker", ADMINISTER, "Run one of the system's processes in the foreground"),
 }

@@ -1,4 +1,4 @@
-"""Commands that steer what is accepted: pause, resume, deadlines, budgets; instances, and draining them."""
+"""Commands that steer accepted work: pause, resume, deadlines, budgets, and draining instances."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from app.ledger.pauses import Pause
 from app.stopping import nudge
 from app.texts import lasted, short_id
 
-Run = Annotated[str, typer.Argument(help="A run's id, its end or its name.")]
+Run = Annotated[str, typer.Argument(help="A run's id, the end of its id, or its name.")]
 
 _LOOK_S = 0.5
-"""Between two looks at what drains."""
+"""Seconds between two checks of draining instances."""
 
 
 def register(cli: typer.Typer) -> None:
@@ -37,26 +37,28 @@ def register(cli: typer.Typer) -> None:
 
 def pause(
     run: Run,
-    reason: Annotated[str, typer.Option(help="Shown where tasks wait for it.")] = "",
+    reason: Annotated[str, typer.Option(help="Shown where the run's tasks wait.")] = "",
     json: Json = False,
 ) -> None:
-    """Admit nothing more of a run until it is resumed. What runs goes on."""
+    """Admit no more tasks of a run until it is resumed. Running attempts go on."""
     with MegaFlow() as flow:
-        done = flow.installation.pause(run, reason)
-    text = f"run {done.run_id} paused; {done.waiting} task(s) wait; `megaflow resume {run}`"
-    if not done.changed:
-        text = f"run {done.run_id} was paused already; {done.waiting} task(s) wait; `megaflow pauses` says since when"
-    answer(done, text, json=json)
+        result = flow.installation.pause(run, reason)
+    text = f"run {result.run_id} paused; {result.waiting} task(s) wait; `megaflow resume {run}`"
+    if not result.changed:
+        text = (
+            f"run {result.run_id} was paused already; {result.waiting} task(s) wait; `megaflow pauses` says since when"
+        )
+    answer(result, text, json=json)
 
 
 def resume(run: Run, json: Json = False) -> None:
     """Admit the tasks of a paused run again."""
     with MegaFlow() as flow:
-        done = flow.installation.resume(run)
-    text = f"run {done.run_id} was not paused; nothing changed"
-    if done.changed:
-        text = f"run {done.run_id} resumed; {done.waiting} task(s) wait for their turn"
-    answer(done, text, json=json)
+        result = flow.installation.resume(run)
+    text = f"run {result.run_id} was not paused; nothing changed"
+    if result.changed:
+        text = f"run {result.run_id} resumed; {result.waiting} task(s) wait for their turn"
+    answer(result, text, json=json)
 
 
 _PAUSE_COLUMNS: dict[str, Callable[[Pause], str]] = {
@@ -68,32 +70,31 @@ _PAUSE_COLUMNS: dict[str, Callable[[Pause], str]] = {
 
 
 def list_pauses(json: Json = False) -> None:
-    """What is paused, since when, why, and how many tasks wait for it."""
+    """List paused runs: since when, why, and how many tasks wait."""
     with MegaFlow() as flow:
         listing(pauses.all_of(flow.database), _PAUSE_COLUMNS, json=json, empty="nothing is paused")
 
 
-# --- Deadlines ------------------------------------------------------------------------------------------------------
-
-
 def deadline(
     run: Run,
-    when: Annotated[str, typer.Argument(help="From now (2h, 90m, 1d12h), a time (2031-05-01T08:00Z), or `never`.")],
+    when: Annotated[
+        str, typer.Argument(help="A duration from now (2h, 90m, 1d12h), a time (2031-05-01T08:00Z), or `never`.")
+    ],
     json: Json = False,
 ) -> None:
     """Set a deadline: tasks of a run that have not ended by then end as `expired`."""
     at = moment(when, datetime.now(UTC))
     with MegaFlow() as flow:
-        done = deadlines.set_deadline(flow.database, run, at)
+        result = deadlines.set_deadline(flow.database, run, at)
     until = "has no deadline any more" if at is None else f"ends by {at:%Y-%m-%d %H:%M:%S} UTC"
-    answer(done, f"run {done.run_id} {until}; {done.tasks} task(s) concerned", json=json)
+    answer(result, f"run {result.run_id} {until}; {result.tasks} task(s) concerned", json=json)
 
 
 _DURATION = re.compile(r"(?:(?P<days>\d+)d)?(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?(?:(?P<seconds>\d+)s)?")
 
 
 def moment(said: str, now: datetime) -> datetime | None:
-    """`2h` after `now`, or the ISO time that was said; None for `never`.
+    """Parses a duration after `now` (`2h`) or an ISO time; None for `never`.
 
     Raises: OptionInvalid.
     """
@@ -111,35 +112,29 @@ def moment(said: str, now: datetime) -> datetime | None:
     )
 
 
-# --- Budgets ---------------------------------------------------------------------------------------------------------
-
-
 def budget(
     run: Annotated[str, typer.Argument(help="A run, or the end of its id.")],
     usd: Annotated[str, typer.Argument(help="US dollars for its model calls, all tasks together; `none` lifts it.")],
     json: Json = False,
 ) -> None:
-    """Give a run another budget. One that was paused because it had spent the old one goes on."""
+    """Give a run another budget. A run paused because it had spent the old one goes on."""
     with MegaFlow() as flow:
         run_id, spent = pauses.set_budget(flow.database, run, _dollars(usd))
     bound = "no budget" if usd == "none" else f"a budget of ${_dollars(usd):,.2f}"
-    told = {"run_id": run_id, "budget_usd": _dollars(usd), "spent_usd": spent}
-    answer(told, f"run {short_id(run_id)}: {bound}, ${spent:,.4f} spent", json=json)
+    fields = {"run_id": run_id, "budget_usd": _dollars(usd), "spent_usd": spent}
+    answer(fields, f"run {short_id(run_id)}: {bound}, ${spent:,.4f} spent", json=json)
 
 
 def _dollars(word: str) -> float | None:
     if word == "none":
         return None
     try:
-        found = float(word)
+        dollars = float(word)
     except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
+        dollars = 0.0
+    if not 0 < dollars < float("inf"):
         raise LimitInvalid(f"expected US dollars above 0, or `none`, found {word!r}; nothing was changed")
-    return found
-
-
-# --- Instances ------------------------------------------------------------------------------------------------------
+    return dollars
 
 
 _INSTANCE_COLUMNS: dict[str, Callable[[LiveInstance], str]] = {
@@ -157,21 +152,23 @@ _INSTANCE_COLUMNS: dict[str, Callable[[LiveInstance], str]] = {
 
 
 def instances(json: Json = False) -> None:
-    """Instances that have not ended."""
+    """List instances that have not ended."""
     with MegaFlow() as flow:
-        found = ledger.live(flow.database)
-    listing(found, _INSTANCE_COLUMNS, json=json, right=("slots used", "age", "last seen"), empty="no live instances")
+        rows = ledger.live(flow.database)
+    listing(rows, _INSTANCE_COLUMNS, json=json, right=("slots used", "age", "last seen"), empty="no live instances")
 
 
 def drain(
-    instance: Annotated[list[str] | None, typer.Argument(help="An instance's id, its end, or its handle.")] = None,
+    instance: Annotated[
+        list[str] | None, typer.Argument(help="An instance's id, the end of its id, or its handle.")
+    ] = None,
     resource_class: Annotated[str | None, typer.Option("--class", help="All live instances of this class.")] = None,
-    why: Annotated[str, typer.Option(help="Kept with the instance.")] = "drained by hand",
-    wait: Annotated[bool, typer.Option("--wait", help="Until they are gone.")] = False,
+    why: Annotated[str, typer.Option(help="Reason, stored with the instance.")] = "drained by hand",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until they are gone.")] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
     json: Json = False,
 ) -> None:
-    """Let instances finish what they have, take nothing new, and leave. The pool's minimum is filled up again."""
+    """Let instances finish their attempts, take nothing new, and leave. The pool's minimum is filled up again."""
     if bool(instance) == bool(resource_class):
         raise typer.BadParameter("expected instances, or --class and a class's name")
     with MegaFlow() as flow:
@@ -184,9 +181,9 @@ def drain(
         if wait:
             _until_gone(flow.database, ids, timeout)
         left = ledger.live(flow.database, ids)
-    gone, busy = len(ids) - len(left), sum(row.used for row in left)
-    text = f"{len(ids)} instance(s) told to drain: {gone} gone, {busy} attempt(s) run on the rest"
-    answer({"asked": ids, "gone": gone, "live": left}, text, json=json)
+    ended, busy = len(ids) - len(left), sum(row.used for row in left)
+    text = f"{len(ids)} instance(s) told to drain: {ended} gone, {busy} attempt(s) run on the rest"
+    answer({"asked": ids, "gone": ended, "live": left}, text, json=json)
 
 
 def _of_class(flow: MegaFlow, name: str) -> list[UUID]:
@@ -200,10 +197,10 @@ def _of_class(flow: MegaFlow, name: str) -> list[UUID]:
 def _until_gone(database: Database, ids: Sequence[UUID], timeout: float | None) -> None:
     """Raises: WaitTimeout."""
     until = None if timeout is None else time.monotonic() + timeout
-    told = None
+    previous = None
     while left := ledger.live(database, ids):
-        if (now := (len(left), sum(row.used for row in left))) != told:
-            told = now
+        if (now := (len(left), sum(row.used for row in left))) != previous:
+            previous = now
             say(f"{now[0]} instance(s) left, with {now[1]} attempt(s)")
         if until is not None and time.monotonic() >= until:
             raise WaitTimeout(f"{len(left)} instance(s) had not left after {timeout} s; they go on draining")

@@ -27,19 +27,19 @@ from app.texts import counted
 Named = Annotated[str, typer.Argument(metavar="DATASET", help="NAME[@REVISION], NAME=PATH, a path, or `demo`.")]
 Kind = Annotated[EnvironmentKind, typer.Option("--environment", help="As for `megaflow submit`.")]
 
-dataset = typer.Typer(help="Datasets: which are known, fetching, looking at and checking them.", no_args_is_help=True)
+dataset = typer.Typer(help="Datasets: list, fetch, look at and check them.", no_args_is_help=True)
 
 _SHOWN = 10
-"""Of languages, repositories and names of tasks."""
+"""Maximum number of languages, repositories and task names shown."""
 _NUMBER = re.compile(r"(\d+)")
 _LONGEST_FAULT = 300
-"""Cells of a fault's line; `--json` has it whole."""
+"""Maximum number of terminal cells of a fault's line; `--json` has it whole."""
 _BAD = 65
 """Exit code of a dataset with bad rows, as in sysexits."""
 
 
 def _by_task(where: str) -> list[tuple[str, int]]:
-    """`row 9` before `row 10`."""
+    """Returns a sort key that puts `row 9` before `row 10`."""
     parts = _NUMBER.split(where)
     return [(text, int(number or 0)) for text, number in zip(parts[::2], [*parts[1::2], ""], strict=True)]
 
@@ -56,9 +56,9 @@ class LintFindings:
 def opened_dataset(
     name: str, settings: Settings, kind: EnvironmentKind = EnvironmentKind.DOCKER, *, strict: bool = False
 ) -> Iterator[OpenedDataset]:
-    """The dataset that an argument names. strict: as `Reading.strict`.
+    """Opens the dataset that an argument names. strict: as `Reading.strict`.
 
-    Raises: as `open_dataset` and what is done with it; no plain OSError.
+    Raises: as `open_dataset` and the caller's block; an OSError becomes DatasetInvalid.
     """
     try:
         with reading_of(settings, kind, store=False) as reading:
@@ -68,21 +68,21 @@ def opened_dataset(
 
 
 def linted(name: str, settings: Settings, kind: EnvironmentKind = EnvironmentKind.DOCKER) -> LintFindings:
-    """Read every row or folder through its rules.
+    """Reads every row or folder by the dataset's rules and collects the faults.
 
     Raises: DatasetUnknown, UnknownName, DatasetUnavailable, DependencyMissing: it cannot be read at all.
     """
     try:
         with opened_dataset(name, settings, kind, strict=True) as dataset:
-            found = list(dataset.checked())
-            faults = tuple(sorted(filter(None, found), key=lambda one: _by_task(one.where)))
+            checks = list(dataset.checked())
+            faults = tuple(sorted(filter(None, checks), key=lambda one: _by_task(one.where)))
             if not faults:
-                dataset.entries()  # says what is missing, and which two have one name
+                dataset.entries()  # raises when something is missing, or two tasks have one name
     except DatasetUnknown:
         raise
     except SpecInvalid as error:
         return LintFindings(0, (fault_of(error, name),))
-    return LintFindings(found.count(None), faults)
+    return LintFindings(checks.count(None), faults)
 
 
 def register(cli: typer.Typer) -> None:
@@ -94,7 +94,7 @@ def register(cli: typer.Typer) -> None:
 
 @dataset.command(name="list")
 def list_datasets(json: Json = False) -> None:
-    """The datasets that are known by name: rows as their makers state, where they are, on what terms."""
+    """List the datasets that are known by name: rows as their makers state, source, licence."""
     if json:
         as_json([_listed(one) for one in CATALOGUE.values()])
         return
@@ -118,9 +118,9 @@ def _place(one: KnownDataset) -> str:
 
 @dataset.command()
 def pull(name: Named, json: Json = False) -> None:
-    """Fetch a dataset by name into the hub's cache (or, of git, ours), and say which bytes came."""
-    with opened_dataset(name, load()) as found:
-        about = found.origin()
+    """Fetch a dataset by name into the hub's cache (from git: MegaFlow's own), and print its revision and hash."""
+    with opened_dataset(name, load()) as opened:
+        about = opened.origin()
     if json:
         as_json(asdict(about))
         return
@@ -130,9 +130,9 @@ def pull(name: Named, json: Json = False) -> None:
 
 @dataset.command()
 def show(name: Named, environment: Kind = EnvironmentKind.DOCKER, json: Json = False) -> None:
-    """A dataset's columns, languages, repositories, content hash and first names, without making its tasks."""
-    with opened_dataset(name, load(), environment) as found:
-        about, entries, columns = found.origin(), found.entries(), found.columns()
+    """Show a dataset's columns, languages, repositories, content hash and first names, without making its tasks."""
+    with opened_dataset(name, load(), environment) as opened:
+        about, entries, columns = opened.origin(), opened.entries(), opened.columns()
     languages = Counter(entry.language or "not said" for entry in entries)
     repositories = Counter(entry.repository or "not said" for entry in entries)
     dates = sorted(entry.created_at for entry in entries if entry.created_at is not None)
@@ -177,7 +177,7 @@ def _counts(counter: Counter[str]) -> list[str]:
 
 
 def _listing(key: str, values: Sequence[str]) -> None:
-    """`key`, then the values, wrapped below one another."""
+    """Prints `key`, then its values, wrapped below one another."""
     lines, line = [], ""
     for value in values:
         if line and len(line) + 2 + len(value) > 64:
@@ -191,35 +191,35 @@ def _listing(key: str, values: Sequence[str]) -> None:
 @dataset.command(name="filter")
 def filter_tasks(
     name: Named,
-    pass_rate: Annotated[str, typer.Option(metavar="BOUNDS", help="Only tasks with such a pass rate: '0<p<1'.")],
-    pass_rate_from: Annotated[str, typer.Option("--from", metavar="RUN", help="The run of --pass-rate.")],
+    pass_rate: Annotated[str, typer.Option(metavar="BOUNDS", help="Only tasks with a pass rate within: '0<p<1'.")],
+    pass_rate_from: Annotated[str, typer.Option("--from", metavar="RUN", help="The run that --pass-rate applies to.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make; it must not exist yet.")],
     environment: Kind = EnvironmentKind.DOCKER,
     json: Json = False,
 ) -> None:
-    """Write the tasks that a run solved as often as asked for as a dataset of its own, with its provenance."""
+    """Write the tasks with a given pass rate in a run as a new dataset, with its provenance."""
     from app.client import MegaFlow
     from app.evaluation.dataset_filter import filter_dataset
 
     with MegaFlow() as flow, opened_dataset(name, flow.settings, environment) as opened:
-        found = filter_dataset(opened, flow.database, pass_rate=pass_rate, pass_rate_from=pass_rate_from, to=output)
+        result = filter_dataset(opened, flow.database, pass_rate=pass_rate, pass_rate_from=pass_rate_from, to=output)
     if json:
-        as_json(found)
+        as_json(result)
         return
-    counts = f"{found.chosen} of {found.tasks} tasks, of which run {found.run} scored {found.rated}"
-    console.print(f"{counts}, with {found.pass_rate}: {found.path}", soft_wrap=True)
-    console.print(f"megaflow submit {shlex.quote(found.argument)} -a AGENT", soft_wrap=True)
+    counts = f"{result.chosen} of {result.tasks} tasks, of which run {result.run} scored {result.rated}"
+    console.print(f"{counts}, with {result.pass_rate}: {result.path}", soft_wrap=True)
+    console.print(f"megaflow submit {shlex.quote(result.argument)} -a AGENT", soft_wrap=True)
 
 
 @dataset.command()
 def lint(name: Named, environment: Kind = EnvironmentKind.DOCKER, json: Json = False) -> None:
-    """Read every row through its dataset's rules and name every fault; exit code 65 when there is one."""
-    found = linted(name, load(), environment)
+    """Read every row by its dataset's rules and print every fault. Exit code 65: there is a fault."""
+    findings = linted(name, load(), environment)
     if json:
-        as_json({"dataset": name, "tasks": found.tasks, "faults": [asdict(one) for one in found.faults]})
+        as_json({"dataset": name, "tasks": findings.tasks, "faults": [asdict(one) for one in findings.faults]})
     else:
-        for fault in found.faults:
+        for fault in findings.faults:
             console.print(shortened(fault.message, _LONGEST_FAULT), soft_wrap=True)
-        say(f"{name}: {counted(found.tasks, 'task')}, {counted(len(found.faults), 'fault')}")
-    if found.faults:
+        say(f"{name}: {counted(findings.tasks, 'task')}, {counted(len(findings.faults), 'fault')}")
+    if findings.faults:
         raise typer.Exit(_BAD)

@@ -32,13 +32,13 @@ def register(cli: typer.Typer) -> None:
 
 def demo(
     environment: Annotated[
-        EnvironmentKind | None, typer.Option(help="Default: docker, or local when no engine can be had.")
+        EnvironmentKind | None, typer.Option(help="Default: docker; local when no container engine is available.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Set everything up, run the demo dataset with three agents in both modes, and show the graded results.
 
-    Expected: oracle gets 1 on every task, nop 0, and mini-swe-agent 1 by conversations that the replay engine plays.
+    Expected: oracle gets 1 on every task, nop 0, and mini-swe-agent 1 with conversations of the replay engine.
     """
     from app import evaluation
     from app.settings import load
@@ -57,13 +57,13 @@ def demo(
         tasks = evaluation.demo_tasks(settings, kind)
         runs = [run for agent in EXPECTED for run in _main_job(flow, agent, tasks, contained=contained)]
         say(f"{sum(len(run.handles) for run in runs)} tasks accepted in {len(runs)} runs")
-        found = follow(flow, runs)
+        results = follow(flow, runs)
         if json:
-            as_json({"runs": [run.status() for run in runs], "results": found})
-    wrong = [result for result in found if result.reward != EXPECTED[result.agent]]
+            as_json({"runs": [run.status() for run in runs], "results": results})
+    wrong = [result for result in results if result.reward != EXPECTED[result.agent]]
     if not json:
-        _print_results(found, wrong)
-        _print_next(runs, wrong[0] if wrong else found[-1])
+        _print_results(results, wrong)
+        _print_next(runs, wrong[0] if wrong else results[-1])
         where_the_pages_are(settings, "/runs")
     say(f"the demo took {lasted(time.monotonic() - begun)}; `{_program()} down` stops everything")
     if wrong:
@@ -71,9 +71,9 @@ def demo(
 
 
 def _main_job(flow: MegaFlow, agent: str, tasks: list[AgentTask], *, contained: bool) -> list[Run]:
-    """Every other task on an instance of its own, the others on the standing pool.
+    """Submits every other task in ephemeral mode and the others in persistent mode.
 
-    contained: in containers; then some that ask a model have a network that leads to the model alone.
+    contained: tasks run in containers. Then those of mini-swe-agent that build their image reach only the model.
     """
     if not tasks:
         raise InstallationFailed("expected the demo dataset inside the package, found none; reinstall")
@@ -92,11 +92,8 @@ def _to_model_only(task: AgentTask) -> AgentTask:
     return task.model_copy(update={"environment": task.environment.model_copy(update={"network": Network.MODEL_ONLY})})
 
 
-# --- What is printed ------------------------------------------------------------------------------------------------
-
-
 def _print_results(found: list[TaskResult], wrong: list[TaskResult]) -> None:
-    """One line that says whether all is well, then a row per task with the reward of each agent."""
+    """Prints a summary line, a row per task with the reward of each agent, then each unexpected result."""
     console.print(f"{len(found)} tasks, {len(found) - len(wrong)} as expected")
     table = Table("task", *EXPECTED, right=EXPECTED, keys=4)
     rewards = {(result.name, result.agent): reward(result) for result in found}
@@ -113,9 +110,9 @@ def _print_results(found: list[TaskResult], wrong: list[TaskResult]) -> None:
 
 
 def _why(result: TaskResult) -> str:
-    """What the grading or the failure says, on one line."""
-    told = result.verdict.detail if result.verdict is not None else outcome(result)
-    return shortened(" ".join(told.split()), 300) or "its grading says nothing"
+    """Returns the grading's detail or the failure, on one line."""
+    detail = result.verdict.detail if result.verdict is not None else outcome(result)
+    return shortened(" ".join(detail.split()), 300) or "its grading says nothing"
 
 
 def _print_next(runs: list[Run], example: TaskResult) -> None:
@@ -131,8 +128,8 @@ def _print_next(runs: list[Run], example: TaskResult) -> None:
 
 
 def _program() -> str:
-    """This command as a shell here finds it."""
-    own, found = Path(sys.argv[0]).absolute(), shutil.which("megaflow")
-    if found is not None and Path(found).samefile(own):
+    """Returns this command as a shell finds it here: `megaflow` if that is this program, else its path."""
+    own, on_path = Path(sys.argv[0]).absolute(), shutil.which("megaflow")
+    if on_path is not None and Path(on_path).samefile(own):
         return "megaflow"
     return str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own)

@@ -1,4 +1,4 @@
-"""`megaflow env build`: from a recipe or a dataset's row to an image that is validated, with what it cost."""
+"""`megaflow env build`: builds the image of a recipe or a dataset's row, validates it and prints its cost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from app.stack.home import prepare
 _NOT_VALID = 1
 """Exit code when an environment was not built, or is not valid."""
 
-env = typer.Typer(help="Environments: building the images of tasks from sources.", no_args_is_help=True)
+env = typer.Typer(help="Environments: build the images of tasks from sources.", no_args_is_help=True)
 
 
 def register(cli: typer.Typer) -> None:
@@ -41,12 +41,12 @@ def register(cli: typer.Typer) -> None:
 
 @env.callback()
 def _env() -> None:
-    """Keeps `build` a word of its own."""
+    """Keeps `build` a subcommand: Typer drops the name of a sole command."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltEnvironment:
-    """One argument: the task that it is for, the image or why there is none, and what validation says of it."""
+    """Result for one argument: its task, the image or the error, and the validation."""
 
     asked: str
     dataset: str = ""
@@ -69,46 +69,46 @@ class BuiltEnvironment:
 def build_environments(
     what: Annotated[list[str], typer.Argument(metavar="FILE|ROW...", help="A recipe in TOML, or DATASET:TASK.")],
     repository: Annotated[
-        str, typer.Option(metavar="PATH|URL", help="Where the rows' repository is; default: a source release.")
+        str, typer.Option(metavar="PATH|URL", help="Repository of the rows; default: a source release.")
     ] = "",
-    times: Annotated[int, typer.Option(min=1, max=100, help="How often oracle, nop and cheat do each task.")] = 3,
+    times: Annotated[int, typer.Option(min=1, max=100, help="Runs of oracle, nop and cheat on each task.")] = 3,
     json: Json = False,
 ) -> None:
-    """Build the images of tasks from a repository or a source release, validate them, and say what that cost.
+    """Build the images of tasks from a repository or a source release, validate them, and print the cost.
 
     A release is used where the task's patches apply to it. Exit code 1: one was not built, or is not valid.
     """
     settings = load()
     prepare(settings)
     with ending_in_order(), reading_of(settings, store=False) as reading:
-        found = [_timed(one, repository, reading, settings) for one in what]
+        environments = [_timed(one, repository, reading, settings) for one in what]
     datasets: dict[str, list[str]] = defaultdict(list)
-    for one in found:
+    for one in environments:
         if one.image and one.task:
             datasets[one.dataset].append(one.task)
     states: dict[tuple[str, str], Validation] = {}
     if datasets:
         with MegaFlow(settings) as flow:
             for dataset, names in datasets.items():
-                asked = Submission(
+                submission = Submission(
                     dataset=dataset, agent="oracle", replicas=times, selection=Selection(only=tuple(names))
                 )
-                states |= {(dataset, one.task): one for one in validated(flow, asked)[0]}
-    found = [replace(one, validation=states.get((one.dataset, one.task))) for one in found]
-    _print(found, json=json)
-    if not all(one.is_usable for one in found):
+                states |= {(dataset, one.task): one for one in validated(flow, submission)[0]}
+    environments = [replace(one, validation=states.get((one.dataset, one.task))) for one in environments]
+    _print(environments, json=json)
+    if not all(one.is_usable for one in environments):
         raise typer.Exit(_NOT_VALID)
 
 
 def _timed(asked: str, repository: str, reading: Reading, settings: Settings) -> BuiltEnvironment:
     begun = time.monotonic()
-    found = _built(asked, repository, reading, settings)
-    return replace(found, seconds=round(time.monotonic() - begun, 1))
+    environment = _built(asked, repository, reading, settings)
+    return replace(environment, seconds=round(time.monotonic() - begun, 1))
 
 
 def _built(asked: str, repository: str, reading: Reading, settings: Settings) -> BuiltEnvironment:
-    """What cannot be built is told and does not end the others."""
-    said: dict[str, Any] = {}
+    """Builds one environment. A failure is printed and returned; the others go on."""
+    fields: dict[str, Any] = {}
     named = asked
     dataset = task = ""
     try:
@@ -116,10 +116,10 @@ def _built(asked: str, repository: str, reading: Reading, settings: Settings) ->
         if file.suffix == ".toml" and not file.is_file():
             raise SpecInvalid(f"expected a recipe's file or DATASET:TASK; found no file {asked}")
         if file.is_file():
-            said = recipe.read(file)
-            named = said.pop("task", "")
+            fields = recipe.read(file)
+            named = fields.pop("task", "")
         if not named:
-            return BuiltEnvironment(asked, image=_image(recipe.Recipe.model_validate(said).checked(), settings))
+            return BuiltEnvironment(asked, image=_image(recipe.Recipe.model_validate(fields).checked(), settings))
         dataset, _, task = named.rpartition(":")
         opened = open_dataset(dataset, reading)
         entry = next((one for one in opened.entries() if one.name == task), None)
@@ -131,10 +131,10 @@ def _built(asked: str, repository: str, reading: Reading, settings: Settings) ->
             "the gold patch": solution.patch if isinstance(solution, PatchSolution) else "",
             "the test patch": goal.test_patch if isinstance(goal, TestsGoal) else "",
         }
-        made = recipe.derived(row, reading.describe, repository, said)
+        full_recipe = recipe.derived(row, reading.describe, repository, fields)
         say(f"{asked}: building")
         image = _image(
-            made, settings, patches={name: one for name, one in patches.items() if one}, before=entry.created_at
+            full_recipe, settings, patches={name: one for name, one in patches.items() if one}, before=entry.created_at
         )
         return BuiltEnvironment(asked, dataset, task, image)
     except MegaFlowError as error:
@@ -156,26 +156,26 @@ def _print(found: Sequence[BuiltEnvironment], *, json: bool) -> None:
     right = ["seconds", "fetched MB", "image MB"]
     table = Table("environment", "state", "source", "python", *right, "image", "reason", right=right, keys=1)
     for one in found:
-        made, why = one.image, one.validation.reason if one.validation else one.error
-        cells = (*((made.source, made.python) if made else ("-", "-")), f"{one.seconds:.0f}")
-        sizes = (f"{made.fetched_bytes / 1e6:.0f}", f"{made.image_bytes / 1e6:.0f}") if made else ("-", "-")
-        identity = made.image_id.removeprefix("sha256:")[:12] if made else "-"
+        image, why = one.image, one.validation.reason if one.validation else one.error
+        cells = (*((image.source, image.python) if image else ("-", "-")), f"{one.seconds:.0f}")
+        sizes = (f"{image.fetched_bytes / 1e6:.0f}", f"{image.image_bytes / 1e6:.0f}") if image else ("-", "-")
+        identity = image.image_id.removeprefix("sha256:")[:12] if image else "-"
         table.add_row(one.task or one.asked, one.state, *cells, *sizes, identity, " ".join(why.split())[:300])
     console.print(table)
-    for made in (one.image for one in found):
-        if made and made.left_out:
-            say(f"{made.image}: without {', '.join(made.left_out)}: there is no wheel")
+    for image in (one.image for one in found):
+        if image and image.left_out:
+            say(f"{image.image}: without {', '.join(image.left_out)}: there is no wheel")
     for word, cost in (("built", cost_of(found)), ("kept", cost_of(found, kept=True))):
         say(f"{cost['count']} {word}: {cost['seconds_each']:.0f} s and {cost['image_bytes_each'] / 1e6:.0f} MB each")
 
 
 def cost_of(found: Sequence[BuiltEnvironment], *, kept: bool = False) -> dict[str, float]:
-    """What was spent, by each that was built, or kept: the others' time, failed builds' as well, is theirs, too."""
-    made = [one.image for one in found if one.image]
-    count = sum(one.is_usable for one in found) if kept else len(made)
+    """Returns the cost per built environment (kept: per usable one). Failed builds' time is divided among them."""
+    images = [one.image for one in found if one.image]
+    count = sum(one.is_usable for one in found) if kept else len(images)
     return {
         "count": count,
         "seconds_each": round(sum(one.seconds for one in found) / max(1, count), 1),
-        "fetched_bytes_each": sum(one.fetched_bytes for one in made) // max(1, count),
-        "image_bytes_each": sum(one.image_bytes for one in made) // max(1, count),
+        "fetched_bytes_each": sum(one.fetched_bytes for one in images) // max(1, count),
+        "image_bytes_each": sum(one.image_bytes for one in images) // max(1, count),
     }

@@ -1,4 +1,4 @@
-"""Commands about the stream of facts: `megaflow events`, and `megaflow webhooks add | list | remove`."""
+"""Commands about the event stream: `megaflow events`, and `megaflow webhooks add | list | remove`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from app.ledger import webhooks as kept
 from app.ledger.stream import StreamedEvent
 from app.ledger.webhooks import Hook
 
-webhooks = typer.Typer(help="URLs that are told of events as they happen.", no_args_is_help=True)
+webhooks = typer.Typer(help="Webhooks: URLs that receive events as they happen.", no_args_is_help=True)
 
 Kinds = Annotated[
     list[str] | None,
     typer.Option(
-        "--kind", help="Only this kind, e.g. attempt.claimed, or a beginning with its dot: attempt. May be repeated."
+        "--kind",
+        help="Only this kind, e.g. attempt.claimed, or a prefix with its dot, e.g. `attempt.`; may be repeated.",
     ),
 ]
 
@@ -37,20 +38,20 @@ def register(cli: typer.Typer) -> None:
 
 
 def events(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until interrupted.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Also print new events, until interrupted.")] = False,
     begin: Annotated[
         str | None,
-        typer.Option("--from", help="A position (goes on after it), `start` or `now`. Default: start; with -f: now."),
+        typer.Option("--from", help="Begin after this position, or at `start` or `now`. Default: start; with -f: now."),
     ] = None,
     run: Annotated[str | None, typer.Option(help="Only this run: its id, the id's end, or its name.")] = None,
     task: Annotated[str | None, typer.Option(help="Only this task: its id or the id's end.")] = None,
     kind: Kinds = None,
 ) -> None:
-    """Print what happened, one JSON object a line. Each has the position after it: `--from` that goes on there."""
+    """Print events, one JSON object per line. Each has its position: pass it to `--from` to go on after it."""
     with MegaFlow() as flow, _until_interrupted() as stop:
         if follow:
             threading.Thread(target=_watch_for_a_closed_pipe, args=(stop,), daemon=True).start()
-        found = flow.events(
+        stream = flow.events(
             begin or ("now" if follow else "start"),
             follow=follow,
             kinds=kind or (),
@@ -59,11 +60,11 @@ def events(
             stop=stop,
             outage=lambda error: say(f"{error}; waiting for it"),
         )
-        _print(found, stop, at_once=follow)
+        _print(stream, stop, at_once=follow)
 
 
 def _print(found: Iterator[StreamedEvent], stop: threading.Event, *, at_once: bool) -> None:
-    """Whole lines only, whatever ends it. A reader that has gone away is no fault."""
+    """Prints only whole lines, however it ends. A pipe that the reader closed is no error."""
     try:
         for streamed in found:
             sys.stdout.write(json_lines.dumps(streamed.body()) + "\n")
@@ -73,13 +74,13 @@ def _print(found: Iterator[StreamedEvent], stop: threading.Event, *, at_once: bo
                 break
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is left in the buffer goes nowhere, without a complaint at the interpreter's end.
+        # Discards the rest of the buffer: the interpreter would report the broken pipe at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def _until_interrupted() -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets, so that no line is torn; the second one interrupts."""
+    """Yields an event that the first SIGINT or SIGTERM sets, so that no line is cut. The second signal interrupts."""
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -97,12 +98,12 @@ def _until_interrupted() -> Iterator[threading.Event]:
 
 
 def _watch_for_a_closed_pipe(stop: threading.Event) -> None:
-    """Notice a reader that has gone away also while there is nothing to write."""
+    """Sets `stop` when the reader closes the pipe, also while there is nothing to write."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
         while not stop.is_set():
-            if any(found & select.POLLERR for _, found in poll.poll(200)):
+            if any(mask & select.POLLERR for _, mask in poll.poll(200)):
                 stop.set()
     except (OSError, ValueError):
         return  # no file descriptor: nothing to watch
@@ -110,16 +111,18 @@ def _watch_for_a_closed_pipe(stop: threading.Event) -> None:
 
 @webhooks.command()
 def add(
-    url: Annotated[str, typer.Argument(help="http or https; gets POST requests with {position, events}.")],
+    url: Annotated[
+        str, typer.Argument(help="An http or https URL; it receives POST requests with {position, events}.")
+    ],
     kind: Kinds = None,
     secret_env: Annotated[
         str | None,
-        typer.Option(help="Name of the variable, in the control worker's environment, that signs the requests."),
+        typer.Option(help="Environment variable of the control worker with the secret that signs the requests."),
     ] = None,
     begin: Annotated[str, typer.Option("--from", help="`now`, `start`, or a position.")] = "now",
     json: Json = False,
 ) -> None:
-    """Tell a URL of events: at least once, in order, up to 100 in a request, again until it answers 2xx."""
+    """Send events to a URL: at least once, in order, up to 100 per request, repeated until it answers 2xx."""
     with MegaFlow() as flow:
         hook = kept.add(flow.database, url, tuple(kind or ()), secret_env=secret_env, position=begin)
     answer(hook, f"webhook {hook.id}: {', '.join(hook.kinds) or 'all events'}", json=json)
@@ -141,16 +144,16 @@ _WEBHOOK_COLUMNS: dict[str, Callable[[Hook], str]] = {
 
 @webhooks.command(name="list")
 def list_(json: Json = False) -> None:
-    """List webhooks, how far they are, and what went wrong last."""
+    """List webhooks with their last delivery and last error."""
     with MegaFlow() as flow:
         listing(kept.all_of(flow.database), _WEBHOOK_COLUMNS, json=json)
 
 
 @webhooks.command()
 def remove(
-    webhook: Annotated[str, typer.Argument(help="Its id, or the beginning or end of it.")], json: Json = False
+    webhook: Annotated[str, typer.Argument(help="The webhook's id, or the beginning or end of it.")], json: Json = False
 ) -> None:
-    """Tell a URL no more. A request that is on its way may still arrive."""
+    """Stop sending events to a URL. A request that is on its way may still arrive."""
     with MegaFlow() as flow:
         hook = kept.remove(flow.database, webhook)
     answer(hook, f"webhook {hook.id} removed", json=json)

@@ -19,7 +19,7 @@ from app.ledger.experience import ExperienceRun
 from app.stack.home import prepare
 
 experience = typer.Typer(
-    help="Training samples: which runs feed a trainer, and handing out over HTTP.", no_args_is_help=True
+    help="Training samples: choose the runs that feed a trainer, serve samples over HTTP.", no_args_is_help=True
 )
 
 
@@ -32,7 +32,7 @@ def open_run(
     run: NamedRun,
     policy: Annotated[str, typer.Option(help="The model's stable name.")],
     quorum: Annotated[
-        int | None, typer.Option(min=1, help="Replicas that complete a group; default: the run's own, or all.")
+        int | None, typer.Option(min=1, help="Replicas that complete a group; default: the run's quorum, or all.")
     ] = None,
     drop_equal: Annotated[
         bool, typer.Option("--drop-equal", help="Leave out groups whose rewards are all equal.")
@@ -43,19 +43,19 @@ def open_run(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Have the attempts of a training run become samples; the first time decides all but --max-staleness."""
+    """Turn the attempts of a training run into samples. The first call fixes all options but --max-staleness."""
     with MegaFlow() as flow:
         run_id = results.find(flow.database, "runs", run)
-        how = ExperienceRun(run_id, policy, quorum=quorum, drop_equal=drop_equal, max_staleness=max_staleness)
-        ledger.open_run(flow.database, how)
-        found = ledger.counts(flow.database, run_id)
+        options = ExperienceRun(run_id, policy, quorum=quorum, drop_equal=drop_equal, max_staleness=max_staleness)
+        ledger.open_run(flow.database, options)
+        groups = ledger.counts(flow.database, run_id)
     text = f"run {run_id}: its attempts become samples of {policy}; `megaflow experience status` counts them"
-    answer({"run_id": run_id, "groups": found}, text, json=json)
+    answer({"run_id": run_id, "groups": groups}, text, json=json)
 
 
 @experience.command()
 def status(run: NamedRun, json: Json = False) -> None:
-    """Where a run's groups stand, which replicas they got, and what was dropped, by length of the trajectories."""
+    """Show a run's groups by state, its added replicas, and what was superseded, by length of the trajectories."""
     with MegaFlow() as flow:
         run_id = results.find(flow.database, "runs", run)
         groups, lost = ledger.counts(flow.database, run_id), dropped(flow.database, run_id)
@@ -80,13 +80,17 @@ def status(run: NamedRun, json: Json = False) -> None:
 
 @experience.command()
 def serve(
-    host: Annotated[str | None, typer.Option(help="Where to listen; default: the setting `bind`, loopback.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8767,
-    lease: Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds that a consumer has a batch.")] = 600.0,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; default: the setting `bind`, loopback.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 8767,
+    lease: Annotated[
+        float, typer.Option(min=0.1, max=86_400, help="Seconds of a consumer's lease on a batch.")
+    ] = 600.0,
 ) -> None:
-    """Hand samples of all open runs out over HTTP, until it is told to stop.
+    """Serve samples of all open runs over HTTP, until a signal stops it.
 
-    Requests carry the token of the setting `experience_token`; without one it is made and kept in `home`/run.
+    Requests need the token of the setting `experience_token`. Without it, one is created and stored in `home`/run.
     """
     from app.experience.server import ExperienceServer, token_of
     from app.experience.server import serve as serving

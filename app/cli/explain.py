@@ -1,4 +1,4 @@
-"""`megaflow explain`: what a task or a run waits for, where its time went, and what would help."""
+"""`megaflow explain`: shows the limiting factors of a task or run, where its time went, and what would help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.texts import clean, lasted, short_id
 _BAR = 30
 """Columns of the longest bar."""
 _BESIDE = 5
-"""Other users that are named."""
+"""Maximum number of other users named."""
 
 
 def register(cli: typer.Typer) -> None:
@@ -29,34 +29,33 @@ def register(cli: typer.Typer) -> None:
 
 
 def explain(
-    target: Annotated[str, typer.Argument(metavar="TASK|RUN", help="A task's or a run's id or its end; a run's name.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TASK|RUN", help="Id of a task or run, the end of an id, or a run's name.")
+    ],
     json: Json = False,
 ) -> None:
-    """Which limit binds, since when, and what would help; for what is over: where the time went."""
+    """Show which limit binds, since when, and what would help; after the end, where the time went."""
     with MegaFlow() as flow:
-        kind, found = run_or_task(flow.installation, target)
+        kind, target_id = run_or_task(flow.installation, target)
         if kind == "run":
-            run = flow.installation.explain_run(found)
-            told, page = _plain(run), run_page(run)
+            run = flow.installation.explain_run(target_id)
+            plain, page = _plain(run), run_page(run)
         else:
-            task = flow.installation.explain_task(found)
-            told, page = asdict(task), task_page(task)
+            task = flow.installation.explain_task(target_id)
+            plain, page = asdict(task), task_page(task)
     if json:
-        as_json(told)
+        as_json(plain)
     else:
         console.print(page)
 
 
 def _plain(run: RunStory) -> dict[str, Any]:
-    """With the queues by the names of their parts."""
+    """Returns the story as plain data, with each queue's line as a mapping by field name."""
     return asdict(run) | {"now": [asdict(queue) | {"line": queue.line._asdict()} for queue in run.now]}
 
 
-# --- A task ---------------------------------------------------------------------------------------------------------
-
-
 def task_page(story: TaskStory) -> RenderableType:
-    """What stands there for a person to read, top to bottom."""
+    """Lays out a task's story for a person to read, top to bottom."""
     how = f"{story.state}, {story.end_reason}" if story.end_reason else story.state
     parts: list[RenderableType] = [
         f"{story.name} {story.task_id} of run {story.run_id}",
@@ -117,7 +116,7 @@ def _attempt(attempt: AttemptStory) -> Iterable[str]:
 
 
 def shares_table(title: str, shares: Sequence[Share], whole_s: float | None) -> Table:
-    """One line per share, with its part of the whole where there is one, and a bar."""
+    """Builds a table with a row per share: its time, its part of the whole where that is known, and a bar."""
     table = Table("name", "took", "part", "", title=title, header=False, right=("took", "part"))
     longest = max((share.seconds for share in shares), default=0.0)
     for share in shares:
@@ -127,17 +126,14 @@ def shares_table(title: str, shares: Sequence[Share], whole_s: float | None) -> 
 
 
 def bar(value: float, longest: float) -> str:
-    """Proportional; anything above nothing is seen."""
+    """Returns a bar proportional to `value`; every value above 0 is visible."""
     if value <= 0 or longest <= 0:
         return ""
     return "█" * max(1, round(_BAR * value / longest))
 
 
-# --- A run ----------------------------------------------------------------------------------------------------------
-
-
 def run_page(story: RunStory) -> RenderableType:
-    """The summary of a run for a person."""
+    """Lays out the summary of a run for a person."""
     states = ", ".join(f"{count} {state}" for state, count in sorted(story.states.items()))
     parts: list[RenderableType] = [
         f"{story.name} {story.run_id} · user {story.user_name} · {story.total} tasks: {states}"

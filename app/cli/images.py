@@ -35,7 +35,7 @@ from app.settings import Settings
 from app.texts import lasted
 from app.workers.semaphores import LedgerSemaphore
 
-images = typer.Typer(help="Images: what this host has, what the queue needs, a registry for a dataset.")
+images = typer.Typer(help="Images: list, evict, read build logs, fill a registry for a dataset.")
 
 
 def register(cli: typer.Typer) -> None:
@@ -48,20 +48,17 @@ def _default(context: typer.Context, json: Json = False) -> None:
         show_list(all_images=False, json=json)
 
 
-# --- What is here ---------------------------------------------------------------------------------------------------
-
-
 @images.command(name="list")
 def show_list(
-    all_images: Annotated[bool, typer.Option("--all", help="Also images that MegaFlow knows nothing of.")] = False,
+    all_images: Annotated[bool, typer.Option("--all", help="Also images that MegaFlow has no record of.")] = False,
     json: Json = False,
 ) -> None:
-    """Images on this host: size, last use, who needs them when, which would go first; how full the disk is."""
+    """List images on this host: size, last use, need by the queue, order of eviction; and how full the disk is."""
     with MegaFlow() as flow:
-        wanted = _requested(flow)
+        demand = _requested(flow)
         view = ImageCache(flow.settings).look()
-    found = overview.lines(view, wanted)
-    lines = [line for line in found if all_images or line.used_at is not None]
+    all_lines = overview.lines(view, demand)
+    lines = [line for line in all_lines if all_images or line.used_at is not None]
     if json:
         as_json([asdict(line) for line in lines])
         return
@@ -88,7 +85,7 @@ def _cells(line: Line) -> list[str]:
 
 
 def _summary(view: View) -> str:
-    """How full the disk is, and from when on images go."""
+    """Describes how full the disk is, and the marks between which images are evicted."""
     disk = view.disk
     seen = "not visible from here" if disk is None else f"{_size(disk.used_bytes)} of {_size(disk.total_bytes)} used"
     if disk is None and not view.marks.in_bytes:
@@ -97,16 +94,15 @@ def _summary(view: View) -> str:
     return f"images take {_size(view.image_bytes)}; their disk: {seen}; {marks}"
 
 
-# --- What comes and goes --------------------------------------------------------------------------------------------
-
-
 @images.command()
 def evict(
-    names: Annotated[list[str] | None, typer.Argument(help="Images by name or id; none: until the low mark.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names or ids of images; none given: evict down to the low mark.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be evicted.")] = False,
     json: Json = False,
 ) -> None:
-    """Remove images from this host: those named, else what the queue needs last. What is in use stays."""
+    """Remove images from this host: the named ones, else those that the queue needs last. Images in use stay."""
     with MegaFlow() as flow:
         _requested(flow)
         cache = ImageCache(flow.settings)
@@ -115,13 +111,13 @@ def evict(
             [_named(view, name) for name in names] if names else view.victims(view.above(view.marks.low), time.time())
         )
         by_id = {image.id: image.names[0] if image.names else image.id for image in view.images}
-        gone = [by_id[i] for i in chosen] if dry_run else cache.evict(view, chosen)
-    stayed = [by_id[i] for i in chosen if by_id[i] not in gone]
+        evicted = [by_id[i] for i in chosen] if dry_run else cache.evict(view, chosen)
+    stayed = [by_id[i] for i in chosen if by_id[i] not in evicted]
     if json:
-        as_json({"evicted": [] if dry_run else gone, "would_evict": gone if dry_run else [], "in_use": stayed})
+        as_json({"evicted": [] if dry_run else evicted, "would_evict": evicted if dry_run else [], "in_use": stayed})
     else:
         verb = "would go" if dry_run else "evicted"
-        _print_outcomes([*((name, verb) for name in gone), *((name, "in use, stays") for name in stayed)])
+        _print_outcomes([*((name, verb) for name in evicted), *((name, "in use, stays") for name in stayed)])
     if stayed and names:
         raise typer.Exit(1)
 
@@ -137,9 +133,6 @@ def _named(view: View, name: str) -> str:
     raise UnknownName.of("image", name, sorted(name for image in view.images for name in image.names)[:30])
 
 
-# --- A registry for a dataset ---------------------------------------------------------------------------------------
-
-
 @images.command()
 def sync(
     dataset: Annotated[str, typer.Argument(help="As for `megaflow submit`.")],
@@ -152,27 +145,27 @@ def sync(
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Images at a time; builds have a limit of their own.")] = 4,
     json: Json = False,
 ) -> None:
-    """Put every image of a dataset into a registry, built or copied. Run it again at any time: it goes on."""
+    """Build or copy every image of a dataset into a registry. Images that the registry has are skipped."""
     with MegaFlow() as flow:
         target = to or flow.settings.image_mirror
         if target is None:
             raise SettingsInvalid("expected a registry: give --to HOST[:PORT], or set MEGAFLOW_IMAGE_MIRROR.")
-        asked = Submission(dataset=dataset, agent="nop", selection=Selection(only=tuple(task or ()), limit=limit))
-        asked_for = [spec.task.environment for spec in evaluation.specs_of(asked, flow.settings)]
+        submission = Submission(dataset=dataset, agent="nop", selection=Selection(only=tuple(task or ()), limit=limit))
+        environments = [spec.task.environment for spec in evaluation.specs_of(submission, flow.settings)]
         parts = _parts(flow.settings)
-        specs = [part for spec in asked_for for part in parts.of(spec)]
+        specs = [part for spec in environments for part in parts.of(spec)]
         items = items_of(specs, target, flow.settings.base_image)
         work = Sync(flow.settings, target, fetch_bundle=parts.fetch, semaphore=_semaphore(flow))
-        found = []
-        for done in work.run(items, jobs=jobs):
-            found.append(done)
-            say(f"{len(found)}/{len(items)} {done.outcome.value}: {done.item.spec.label} {done.message or ''}".strip())
-    counts = {outcome.value: sum(done.outcome is outcome for done in found) for outcome in SyncOutcome}
+        rows = []
+        for row in work.run(items, jobs=jobs):
+            rows.append(row)
+            say(f"{len(rows)}/{len(items)} {row.outcome.value}: {row.item.spec.label} {row.message or ''}".strip())
+    counts = {outcome.value: sum(row.outcome is outcome for row in rows) for outcome in SyncOutcome}
     if json:
-        as_json({"registry": target, **counts, "images": [_synced(done) for done in found]})
+        as_json({"registry": target, **counts, "images": [_synced(row) for row in rows]})
     else:
         console.print(f"{target}: " + ", ".join(f"{n} {name}" for name, n in counts.items() if n), highlight=False)
-    if any(done.outcome is SyncOutcome.FAILED for done in found):
+    if any(row.outcome is SyncOutcome.FAILED for row in rows):
         raise typer.Exit(1)
 
 
@@ -190,20 +183,18 @@ def _synced(done: SyncResult) -> dict[str, Any]:
     }
 
 
-# --- Builds -----------------------------------------------------------------------------------------------------------
-
 _HARMLESS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {ord("\r"): "\n"}
-"""What a recipe prints may not command the terminal of who reads it."""
+"""Translation that removes control characters: a recipe's output must not control the reader's terminal."""
 
 
 @images.command(name="log")
 def show_log(
     name: Annotated[
-        str | None, typer.Argument(help="An image that was built, or its beginning, or a log; none: list the logs.")
+        str | None, typer.Argument(help="A built image, the beginning of its name, or a log; none: list the logs.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """What the last build of an image on this host said; without a name, which logs there are, the newest first."""
+    """Print the last build log of an image on this host; without a name, list the logs, newest first."""
     with MegaFlow() as flow:
         logs = BuildLogs(flow.settings)
     if name is None:
@@ -218,24 +209,21 @@ def show_log(
         sys.stdout.write(text.translate(_HARMLESS) if sys.stdout.isatty() else text)
 
 
-# --- What they have in common ---------------------------------------------------------------------------------------
-
-
 def _requested(flow: MegaFlow) -> dict[str, ImageDemand]:
-    """What the queue needs, noted for all processes of this host; without a ledger, what was noted last."""
+    """Returns the images that the queue needs, and notes them for all processes of this host; {} without a ledger."""
     try:
         needs = Upcoming(flow.database, fair=flow.settings.dispatch_order == "fair").needs()
     except DatabaseUnavailable as error:
         say(f"the queue is not known: {error}")
         return {}
-    found: dict[str, ImageDemand] = {}
+    demands: dict[str, ImageDemand] = {}
     parts = _parts(flow.settings)
     for need in needs:
         for key in _keys(parts, need.environment):
-            position, tasks = found.get(key, ImageDemand(need.position, 0))
-            found[key] = ImageDemand(position, tasks + need.tasks)
-    ImageMetadata(flow.settings).note_queue(list(found))
-    return found
+            position, tasks = demands.get(key, ImageDemand(need.position, 0))
+            demands[key] = ImageDemand(position, tasks + need.tasks)
+    ImageMetadata(flow.settings).note_queue(list(demands))
+    return demands
 
 
 def _keys(parts: Parts, spec: EnvironmentSpec) -> set[str]:
@@ -252,7 +240,7 @@ def _parts(settings: Settings) -> Parts:
 
 
 def _semaphore(flow: MegaFlow) -> Semaphore | None:
-    """The fleet's budgets; without a ledger, this host's."""
+    """Returns the fleet's semaphore; None without a ledger, so that this host's own limits apply."""
     try:
         with flow.database.begin():
             return LedgerSemaphore(flow.database, lease_s=flow.settings.lease_s)
@@ -269,7 +257,7 @@ def _print_outcomes(rows: Sequence[tuple[str, str]]) -> None:
 
 
 def _size(count: int) -> str:
-    """Decimal, as `docker images` shows it."""
+    """Formats a size in decimal units, as `docker images` does."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 1000:

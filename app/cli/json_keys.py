@@ -1,4 +1,4 @@
-"""Which keys the JSON of a command has: the end of its help. `[…]` is a list of objects with these keys."""
+"""Keys of each command's JSON, printed at the end of its help. `[…]` is a list of objects with these keys."""
 
 from __future__ import annotations
 
@@ -120,4 +120,4 @@ KEYS: dict[str, str] = {
     "models swap": _MODELS,
     "models publish": _MODELS,
 }
-"""By the words of the command."""
+"""JSON keys by command and subcommand."""

@@ -19,11 +19,11 @@ from app.ledger.quotas import QuotaUsage
 from app.models.kinds import LIMIT_KINDS as KINDS
 from app.texts import lasted, short_id
 
-limits = typer.Typer(help="Limits: who uses them, who waits, what they are set to.")
-quota = typer.Typer(help="Quotas: what a user may have at once, and their weight in the fair share.")
+limits = typer.Typer(help="Limits: show their use, waiting attempts and capacity; set or clear them.")
+quota = typer.Typer(help="Quotas: show, set or clear what a user may have at once, and the weight in the fair share.")
 
 
-Why = Annotated[str, typer.Option("--reason", help="Kept beside who did it and when: the page `/actions`.")]
+Why = Annotated[str, typer.Option("--reason", help="Stored with the user and the time; shown on the page `/actions`.")]
 
 
 def register(cli: typer.Typer) -> None:
@@ -31,17 +31,14 @@ def register(cli: typer.Typer) -> None:
     cli.add_typer(quota, name="quota")
 
 
-# --- Limits ---------------------------------------------------------------------------------------------------------
-
-
 @limits.callback(invoke_without_command=True)
 def show_limits(context: typer.Context, json: Json = False) -> None:
-    """Limits: who uses them, who waits, what they are set to."""
+    """List limits: their use, waiting attempts and capacity."""
     if context.invoked_subcommand is not None:
         return
     with MegaFlow() as flow:
-        found = flow.installation.limits(lambda error: say(f"the use of model calls is not known: {error}"))
-    listing(found, _LIMIT_COLUMNS, json=json)
+        rows = flow.installation.limits(lambda error: say(f"the use of model calls is not known: {error}"))
+    listing(rows, _LIMIT_COLUMNS, json=json)
 
 
 _LIMIT_COLUMNS: dict[str, Callable[[Use], str]] = {
@@ -61,15 +58,15 @@ def _oldest_holder(use: Use) -> str:
     return held if use.oldest_attempt is None else f"{held}, attempt {short_id(use.oldest_attempt)}"
 
 
-# A number below 0 is not an option: it is to be refused with a reason.
+# A number below 0 must not be read as an option: the command refuses it with a reason.
 @limits.command(name="set", context_settings={"ignore_unknown_options": True})
 def set_limit(
     name: Annotated[str, typer.Argument(help=f"KIND:NAME, or KIND:* for all. Kinds: {', '.join(KINDS)}.")],
-    capacity: Annotated[str, typer.Argument(help="A whole number; 0 lets none in.")],
+    capacity: Annotated[str, typer.Argument(help="A whole number; 0 admits nothing.")],
     reason: Why = "",
     json: Json = False,
 ) -> None:
-    """Set a limit. In force at once: holders stay, and the next enters when there is room."""
+    """Set a limit, in force at once. Holders stay; the next one enters when there is room."""
     with MegaFlow() as flow:
         amount = number(f"limit {name!r}", capacity)
         flow.installation.set_limit(name, amount, reason)
@@ -79,23 +76,20 @@ def set_limit(
 
 @limits.command(name="clear")
 def clear_limit(name: Annotated[str, typer.Argument()], reason: Why = "", json: Json = False) -> None:
-    """Give a limit its default back."""
+    """Reset a limit to its default."""
     with MegaFlow() as flow:
         flow.installation.set_limit(name, None, reason)
     answer({"name": name, "capacity": None}, f"{name}: back to the default", json=json)
 
 
-# --- Quotas ---------------------------------------------------------------------------------------------------------
-
-
 @quota.callback(invoke_without_command=True)
 def show_quotas(context: typer.Context, json: Json = False) -> None:
-    """Quotas: what a user may have at once, and their weight in the fair share."""
+    """List quotas: what a user may have at once, and the weight in the fair share."""
     if context.invoked_subcommand is not None:
         return
     with MegaFlow() as flow:
-        found = flow.installation.quotas()
-    listing(found, _QUOTA_COLUMNS, json=json)
+        rows = flow.installation.quotas()
+    listing(rows, _QUOTA_COLUMNS, json=json)
 
 
 _QUOTA_COLUMNS: dict[str, Callable[[QuotaUsage], str]] = {
@@ -113,24 +107,24 @@ _QUOTA_COLUMNS: dict[str, Callable[[QuotaUsage], str]] = {
 def set_quota(
     user: Annotated[str, typer.Argument(help="A user, or * for everybody without a quota of their own.")],
     running: Annotated[str | None, typer.Option(help="Attempts at once.")] = None,
-    pending: Annotated[str | None, typer.Option(help="Tasks that wait; more are refused.")] = None,
+    pending: Annotated[str | None, typer.Option(help="Waiting tasks; more are refused.")] = None,
     instances: Annotated[str | None, typer.Option(help="Ephemeral instances at once.")] = None,
-    spend: Annotated[str | None, typer.Option(help="US dollars on model calls, in all.")] = None,
-    weight: Annotated[str | None, typer.Option(help="In the fair share: 2 gets twice as much as 1.")] = None,
+    spend: Annotated[str | None, typer.Option(help="US dollars for all model calls.")] = None,
+    weight: Annotated[str | None, typer.Option(help="Weight in the fair share: 2 gets twice as much as 1.")] = None,
     reason: Why = "",
     json: Json = False,
 ) -> None:
-    """Change what is named, the rest stays; `none` lifts a quota. In force at once."""
-    said = {"running": running, "pending": pending, "instances": instances, "spend_usd": spend, "weight": weight}
+    """Change the given values, in force at once; the others stay. `none` lifts a quota."""
+    values = {"running": running, "pending": pending, "instances": instances, "spend_usd": spend, "weight": weight}
     with MegaFlow() as flow:
-        changes = {field: _quota_number(user, field, word) for field, word in said.items() if word is not None}
+        changes = {field: _quota_number(user, field, word) for field, word in values.items() if word is not None}
         changed = flow.installation.set_quota(user, changes, reason)
     answer(changed, f"quota of {user}: {_summary(asdict(changed))}", json=json)
 
 
 @quota.command()
 def clear(user: Annotated[str, typer.Argument()], reason: Why = "", json: Json = False) -> None:
-    """Take a user's own quota away: that of everybody (`*`) applies to them again."""
+    """Remove a user's own quota: the default quota (`*`) applies again."""
     with MegaFlow() as flow:
         flow.installation.clear_quota(user, reason)
     answer({"user_name": user, "own": False}, f"quota of {user}: that of everybody", json=json)
@@ -138,11 +132,11 @@ def clear(user: Annotated[str, typer.Argument()], reason: Why = "", json: Json =
 
 @quota.command()
 def reset(user: Annotated[str, typer.Argument()], reason: Why = "", json: Json = False) -> None:
-    """Begin a user's account of what they spent again at 0, e.g. for a new month."""
+    """Reset the dollars that a user has spent to 0, e.g. for a new month."""
     with MegaFlow() as flow:
         spent = flow.installation.reset_spent(user, reason)
-    told = {"user_name": user, "spent_usd_before": spent}
-    answer(told, f"account of {user}: was ${spent:,.2f}, is $0.00", json=json)
+    fields = {"user_name": user, "spent_usd_before": spent}
+    answer(fields, f"account of {user}: was ${spent:,.2f}, is $0.00", json=json)
 
 
 def _summary(changed: dict[str, Any]) -> str:
@@ -151,9 +145,6 @@ def _summary(changed: dict[str, Any]) -> str:
         for field, value in changed.items()
         if field != "user_name"
     )
-
-
-# --- Values as people write and read them ---------------------------------------------------------------------------
 
 
 def number(what: str, said: str) -> float:
