@@ -23,7 +23,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 def read(root: Path, file: Path) -> Any:
-    """Reads a file in the folder `root` as plain types. Raises: OSError; SpecInvalid; ValueError: no YAML, too large."""
+    """Reads a file in folder `root` as plain types. Raises: OSError; ValueError: malformed, too large; SpecInvalid."""
     return parse(read_inside(root, file, most=MAX_BYTES))
 
 

@@ -20,7 +20,7 @@ _FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*\S+(?:\s+AS\s+(\S+))?\s*$", re.IGNO
 
 
 def adapted(text: str, args: Mapping[str, str], target: str | None = None) -> str:
-    """Returns the Dockerfile with these defaults, without stages after its target. Raises: SpecInvalid: no such target."""
+    """Returns the Dockerfile with these defaults and no stage after its target. Raises: SpecInvalid: no such target."""
     lines = []
     for line in text.removesuffix("\n").split("\n"):
         lines += _argument(line, args)
