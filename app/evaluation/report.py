@@ -149,9 +149,7 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
     costs = [row.cost_usd for row in rows if row.cost_usd is not None]
     times = [seconds for row in rows if (seconds := row.agent_s) is not None]
     rewards = [_reward(row) for row in scored]
-    who = {
-        (row.agent, row.model) for row in rows
-    }  # attempts of different agents or models are no replicas of each other
+    who = {(row.agent, row.model) for row in rows}  # attempts of different ones are no replicas of each other
     most = max(map(len, groups.values()), default=0) if len(who) == 1 else 0
     at_least = sorted({k for k in (*_KS, most) if 0 < k <= most})
     return Slice(
