@@ -23,7 +23,7 @@ class Entangled(Exception):
 
 
 def take(source: Path, target: Path) -> int:
-    """Links `source` into the empty `target`. Returns the files' bytes. Raises: Entangled; OSError: or `source` is gone."""
+    """Links `source` into the empty `target`. Returns its bytes. Raises: OSError: also if it is removed; Entangled."""
     return mount_namespace.apart(lambda: _unpacked(source, target), needs=target)
 
 
