@@ -42,7 +42,7 @@ class _JobCounts:
     attempts: int = 1
     scripted: int = 0
     suspect: int = 0
-    bare: int = 0  # solved, without a trajectory
+    bare: int = 0  # solved trials without a trajectory
     ended_at: str | None = None
 
 

@@ -59,7 +59,7 @@ class Submission(Wire):
     mode: Mode = Mode.AUTO
     model: ModelChoice | None = None
     replicas: int = Field(default=1, ge=1, le=MOST_REPLICAS)
-    most_replicas: int | None = None  # as the next two, of a training run: `GroupRules`
+    most_replicas: int | None = None  # this and the next two are for training runs: see `GroupRules`
     quorum: int | None = None
     hedge_after: str | None = None
     selection: Selection = Selection()  # which of its tasks

@@ -69,7 +69,7 @@ class Builder:
                 return response.text
 
             def cut() -> None:
-                with suppress(OSError, RuntimeError, ValueError):  # it has just ended by itself
+                with suppress(OSError, RuntimeError, ValueError):  # the build has just ended
                     response.raw.shutdown()
 
             timer = threading.Timer(max(0.0, deadline - time.monotonic()), cut)

@@ -78,7 +78,7 @@ class BuildWatch:
         self._turns = turns
         self._stop = stop
         self._step_begins = False
-        self._step: tuple[str, list[Path]] = "", []  # its container, and where that writes
+        self._step: tuple[str, list[Path]] = "", []  # its container, and the folders where it writes
         self._written: dict[str, DiskUsage] = {}  # by container
 
     def __enter__(self) -> BuildWatch:
@@ -113,7 +113,7 @@ class BuildWatch:
                     return  # no container of this build: a step printed that line
                 url = f"{api.base_url}/v{api.api_version}/containers/{about['Id']}/update"
                 reply = api.post(url, json={"PidsLimit": self._limits.pids}, timeout=_CALL_S)
-                is_gone = reply.status_code in (404, 409) or "marked for removal" in reply.text  # a 500
+                is_gone = reply.status_code in (404, 409) or "marked for removal" in reply.text  # status 500
                 if reply.status_code != 200 and not is_gone:
                     log.warning("build.step_not_bounded", build=self.id, reason=reply.text.strip())
         except StationError as error:  # probably it is gone already

@@ -305,7 +305,7 @@ class ImageStore:
             for file in self._image_files():
                 self._drop_unfinished(file)
             for file in (self._root / "references").glob("[!.]*.json"):
-                with suppress(ValueError):  # damaged
+                with suppress(ValueError):  # damaged file
                     if self._loaded(self._image_file(_described(file).get("image", ""))) is not None:
                         continue
                 file.unlink(missing_ok=True)
@@ -320,7 +320,7 @@ class ImageStore:
         if self._loaded(file) is not None:
             return
         with suppress(BlockingIOError), _lock(self._making_file(file.stem), fcntl.LOCK_EX | fcntl.LOCK_NB):
-            if self._loaded(file) is None:  # still
+            if self._loaded(file) is None:  # still unfinished under the lock
                 file.unlink(missing_ok=True)
 
     def _drop(self, keep: set[str]) -> int:

@@ -1,4 +1,4 @@
-"""Describes a host's images for `megaflow images`: size, who needs them, what is evicted next."""
+"""Describes a host's images for `megaflow images`: size, tasks that need them, order of eviction."""
 
 from __future__ import annotations
 

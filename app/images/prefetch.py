@@ -78,7 +78,7 @@ class Prefetcher:
         self._parts = Parts(settings, fetch_bundle=fetch_bundle)
         self._images = HostImages(settings, fetch_bundle=self._parts.fetch, semaphore=IdleSemaphore(semaphore))
         self._cache = ImageCache(settings)
-        self._left_until: dict[str, float] = {}  # key: monotonic seconds
+        self._left_until: dict[str, float] = {}  # by key, until when it is skipped: monotonic seconds
 
     def run(self, stop: threading.Event) -> None:
         """Works while no other process of this host does."""

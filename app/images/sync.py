@@ -29,7 +29,7 @@ _EACH_S = 3600.0
 
 
 class SyncOutcome(StrEnum):
-    PRESENT = "present"  # the registry had it
+    PRESENT = "present"  # the registry already had it
     BUILT = "built"
     COPIED = "copied"
     FAILED = "failed"

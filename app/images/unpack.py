@@ -255,7 +255,7 @@ class _Unpacking:
         for key, value in member.pax_headers.items():
             name = key.removeprefix(_ATTRIBUTE)
             if name != key and (name == "security.capability" or name.startswith("user.")):
-                with suppress(OSError):  # a file system without them
+                with suppress(OSError):  # a file system without extended attributes
                     os.setxattr(place, name, value.encode("utf-8", "surrogateescape"))
 
 

@@ -44,7 +44,7 @@ class OciImages:
         self._engines = Images(settings, fetch_bundle=fetch_bundle, semaphore=semaphore)
         self._cache = ImageCache(settings)
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[str, float]] = {}  # image id and until when it is believed
+        self._known: dict[str, tuple[str, float]] = {}  # image id, and until when it is reused: monotonic seconds
 
     def ensure(self, spec: EnvironmentSpec, *, timeout_s: float) -> StoredImage:
         """Puts the spec's image into the store and returns it.

@@ -163,7 +163,7 @@ class CloudProvider(ABC):
         """Adds machines too young to be listed to those that were. `ended`: handles that were listed as gone."""
         now = time.monotonic()
         young = {i: (handle, until) for i, (handle, until) in self._young.items() if until > now and i not in found}
-        self._young = young  # one that was listed once is listed as long as it is there
+        self._young = young  # a machine listed once stays listed while it exists
         return {i: handle for i, (handle, _) in self._young.items() if handle not in ended} | found
 
 
@@ -175,7 +175,7 @@ def boot_script(settings: Settings, request: InstanceRequest, token: str) -> str
     """Builds a shell script for the machine's user data. Its only secret is `token`, which joins one worker, once.
 
     The machine needs a Docker engine, and the program `aws` where the worker image is in ECR. It powers itself off when
-    the worker has left, and after the request's lifetime, whatever happens here meanwhile.
+    the worker has left, and after the request's lifetime, even if the control plane fails meanwhile.
 
     Raises: InstanceFailed: machines could not reach the web server at its URL.
     """

@@ -223,7 +223,7 @@ class DockerInstances:
         return self._settings.home / "logs" / "instances"
 
     def _prune_logs(self) -> None:
-        old = sorted(self._logs().glob("*.log"))[:-_LOGS_KEPT]  # ids are in the order of time
+        old = sorted(self._logs().glob("*.log"))[:-_LOGS_KEPT]  # ids sort by time
         for file in old:
             file.unlink(missing_ok=True)
 

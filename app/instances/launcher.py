@@ -55,7 +55,7 @@ def socket_path(settings: Settings) -> Path:
 class _Child:
     request: InstanceRequest
     pid: int
-    ends_at: float | None  # monotonic seconds: killed then, whatever it does
+    ends_at: float | None  # monotonic seconds: it is killed then in any case
     told_to_stop: bool = False
 
 
@@ -99,13 +99,13 @@ class WorkerLauncher:
     def _listen(self) -> socket.socket:
         path = socket_path(self._settings)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unheard = path.with_suffix(".new")  # it gets its own name when it listens
-        unheard.unlink(missing_ok=True)
+        unready = path.with_suffix(".new")  # it gets its own name when it listens
+        unready.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(unheard))
-        unheard.chmod(0o600)
+        listener.bind(str(unready))
+        unready.chmod(0o600)
         listener.listen(64)
-        unheard.replace(path)
+        unready.replace(path)
         return listener
 
     def _answer(self, listener: socket.socket) -> None:

@@ -186,7 +186,7 @@ class SlurmInstances:
                 self._known.pop(batch.folder.name, None)
 
     def _tasks(self, batches: Mapping[str, SlurmBatch]) -> dict[UUID, SlurmTask]:
-        """Returns Slurm's tasks for our instances, ended ones too. If an instance has two, the first."""
+        """Returns Slurm's tasks for this installation's instances, ended ones too. Of two tasks the first."""
         columns = ["--me", "--noheader", "--array", "--states=all", f"--name={self._job_name}"]
         lines = self._run("squeue", *columns, f"--Format={_FIELDS}").splitlines()
         tasks: dict[UUID, SlurmTask] = {}
@@ -214,7 +214,7 @@ class SlurmInstances:
                     lines = (self._folder / name / "instances").read_text().splitlines()
                     made_at = (self._folder / name).stat().st_mtime
                 except OSError:
-                    continue  # being made, or gone meanwhile
+                    continue  # being created, or removed meanwhile
                 ids = tuple(UUID(line.split()[0]) for line in lines)
                 self._known[name] = SlurmBatch(self._folder / name, ids, made_at)
         return {name: self._known[name] for name in names if name in self._known}
