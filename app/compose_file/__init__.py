@@ -1,1 +1,1 @@
-"""Compose files, read into frozen models; what a task may not ask for is refused, all at once. Needs no engine."""
+"""Reads compose files into frozen models and refuses forbidden keys, all in one error. Needs no container engine."""

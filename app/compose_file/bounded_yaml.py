@@ -1,7 +1,7 @@
 """Parses untrusted YAML within limits of size and depth.
 
-Aliases and merge keys make a small text large. Depth and `%TAG` lines cost time by their square. libyaml parses: the
-parser in Python takes ten seconds for 3,000 brackets.
+Aliases and merge keys let a small text become large. Parsing time grows with the square of the depth and of the number
+of `%TAG` lines. libyaml does the parsing: the parser in Python takes ten seconds for 3,000 brackets.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from app.task_files import read_inside
 
 MAX_BYTES = 1 << 20
 MAX_ENTRIES = 20_000
-"""Of all maps of a document together, once what they merge is written out."""
+"""Limit for all maps of a document together, counted after merge keys are expanded."""
 MAX_EVENTS = 100_000
 MAX_DEPTH = 100
 MAX_TAGS = 20
@@ -23,12 +23,12 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 def read(root: Path, file: Path) -> Any:
-    """A file in the folder `root` as plain types. Raises: OSError; ValueError: no YAML, too large; SpecInvalid."""
+    """Reads a file in folder `root` as plain types. Raises: OSError; ValueError: malformed, too large; SpecInvalid."""
     return parse(read_inside(root, file, most=MAX_BYTES))
 
 
 def parse(content: bytes) -> Any:
-    """The same of bytes. Raises: ValueError: also for dates and numbers that Python cannot hold."""
+    """Parses bytes as YAML into plain types. Raises: ValueError: also for dates and numbers that Python cannot hold."""
     try:
         text = content.decode("utf-8")
         _refuse_deep_and_long(text)
@@ -56,14 +56,14 @@ class _Bounded(yaml.CSafeLoader):
 
 
 class _Measure:
-    """One document's nodes, each looked at once, however often it is named."""
+    """Counts the entries of one document. Visits each node once, however often aliases refer to it."""
 
     def __init__(self) -> None:
-        self._sizes: dict[int, int | None] = {}  # None: we are inside
+        self._sizes: dict[int, int | None] = {}  # None: being measured
         self._total = 0
 
     def take(self, node: yaml.Node) -> int:
-        """How many entries it has, with what it merges. Raises: yaml.YAMLError: too many so far, or it holds itself."""
+        """Counts a node's entries, merged ones too. Raises: yaml.YAMLError: too many so far, or it contains itself."""
         if isinstance(node, yaml.ScalarNode):
             return 0
         known = self._sizes.setdefault(id(node), -1)

@@ -1,6 +1,6 @@
-"""Cuts the build context of one service out of the bundle; the same files give the same bytes.
+"""Packs the build context of one service from the bundle. The same files give the same bytes.
 
-A build's arguments and its last stage are written into its Dockerfile: no builder needs to know of either.
+Build arguments and the target stage are written into the Dockerfile, so builders need not support either.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*\S+(?:\s+AS\s+(\S+))?\s*$", re.IGNO
 
 
 def adapted(text: str, args: Mapping[str, str], target: str | None = None) -> str:
-    """The Dockerfile with these defaults, without the stages behind its target. Raises: SpecInvalid: no such stage."""
+    """Returns the Dockerfile with these defaults and no stage after its target. Raises: SpecInvalid: no such target."""
     lines = []
     for line in text.removesuffix("\n").split("\n"):
         lines += _argument(line, args)
@@ -28,9 +28,9 @@ def adapted(text: str, args: Mapping[str, str], target: str | None = None) -> st
 
 
 def _argument(line: str, args: Mapping[str, str]) -> list[str]:
-    """The line; of one that declares a given argument one for each that it declares. Raises: SpecInvalid."""
-    found = _ARG.match(line)
-    declared = _DECLARED.findall(found[1]) if found else []
+    """Returns the line, or one line per argument if it declares a given argument. Raises: SpecInvalid."""
+    match = _ARG.match(line)
+    declared = _DECLARED.findall(match[1]) if match else []
     if not any(name in args for name, _ in declared):
         return [line]
     if line.rstrip().endswith("\\"):
@@ -39,8 +39,8 @@ def _argument(line: str, args: Mapping[str, str]) -> list[str]:
 
 
 def _until(lines: list[str], target: str) -> list[str]:
-    starts = [(number, found) for number, line in enumerate(lines) if (found := _FROM.match(line))]
-    names = [(found[1] or str(place)).lower() for place, (_, found) in enumerate(starts)]
+    starts = [(number, match) for number, line in enumerate(lines) if (match := _FROM.match(line))]
+    names = [(match[1] or str(place)).lower() for place, (_, match) in enumerate(starts)]
     if target.lower() not in names and not (target.isdigit() and int(target) < len(starts)):
         raise SpecInvalid(f"expected a stage {target!r} in the Dockerfile; found {', '.join(names) or 'none'}")
     place = names.index(target.lower()) if target.lower() in names else int(target)
@@ -52,7 +52,7 @@ def _quoted(value: str) -> str:
 
 
 def packed(root: Path, changed: Mapping[Path, bytes] | None = None, below: str = "") -> bytes:
-    """A folder or one file as a tar of names below `below`: sorted, owned by root, without times."""
+    """Packs a folder or one file as a tar with names below `below`: sorted, owned by root, without times."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         paths = [root] if root.is_file() else sorted(Path(at) / name for at, a, b in os.walk(root) for name in a + b)
@@ -74,6 +74,6 @@ def _member(tar: tarfile.TarFile, path: Path, name: str) -> tarfile.TarInfo:
     member.mtime = 0
     if not member.issym():
         member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
-    if member.islnk():  # hard links would depend on where the tar begins
+    if member.islnk():  # a hard link would depend on which files the tar already has
         member.type, member.linkname = tarfile.REGTYPE, ""
     return member

@@ -1,4 +1,4 @@
-"""Reads a compose file into a `Project`, or refuses it with all its reasons at once. Starts nothing."""
+"""Reads a compose file into a `Project`, or refuses it with all reasons in one error. Starts nothing."""
 
 from __future__ import annotations
 
@@ -25,68 +25,68 @@ from app.errors import SpecInvalid
 
 MAX_SERVICES = 32
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
-"""Names that an engine takes, too: they are part of its own objects' names."""
+"""Names that an engine accepts, too: they become part of the names of its objects."""
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A whole file. `notes`: what was ignored, for a person."""
+    """A whole compose file. `notes`: the ignored keys, for a person to read."""
 
     main: str
-    services: dict[str, Service]  # those that are started
-    networks: dict[str, bool] = field(default_factory=dict)  # by name; True: never leads outside
+    services: dict[str, Service]  # only the started ones
+    networks: dict[str, bool] = field(default_factory=dict)  # by name; True: no access to the outside
     volumes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def waits_for(self, name: str) -> dict[str, Condition]:
-        """What `name` needs before it starts."""
+        """Returns the services that `name` waits for, each with its condition."""
         return {other: one.condition for other, one in self.services[name].depends_on.items()}
 
     def awaited(self, name: str) -> set[Condition]:
-        """What others wait for in `name`."""
+        """Returns the conditions that other services wait for in `name`."""
         return {one.depends_on[name].condition for one in self.services.values() if name in one.depends_on}
 
     def together(self, network: str) -> list[str]:
-        """The services on a network, in the file's order."""
+        """Returns the services on a network, in the file's order."""
         return [name for name, one in self.services.items() if network in one.aliases]
 
     def near(self, name: str) -> tuple[str, ...]:
-        """Host names by which a service reaches itself and those that share a network with it."""
+        """Returns the host names by which a service reaches itself and the services on its networks."""
         own = self.services[name]
-        found = [own.name]
-        found += [host for host, address in own.extra_hosts.items() if ip_address(address.strip("[]")).is_loopback]
-        found += [own.hostname] if own.hostname else []
+        hosts = [own.name]
+        hosts += [host for host, address in own.extra_hosts.items() if ip_address(address.strip("[]")).is_loopback]
+        hosts += [own.hostname] if own.hostname else []
         for one in self.services.values():
             for aliases in (aliases for network, aliases in one.aliases.items() if network in own.aliases):
-                found += [one.name, *aliases, *([one.hostname] if one.hostname else [])]
-        return tuple(dict.fromkeys(found))
+                hosts += [one.name, *aliases, *([one.hostname] if one.hostname else [])]
+        return tuple(dict.fromkeys(hosts))
 
 
 def document(root: Path, file: Path) -> dict[str, Any]:
-    """The YAML as it stands, of a file in the folder `root`. Raises: SpecInvalid."""
-    from app.compose_file import bounded_yaml  # a producer without tasks of this kind needs no YAML
+    """Reads the unprocessed YAML of a file in the folder `root`. Raises: SpecInvalid."""
+    from app.compose_file import bounded_yaml  # imported here: a producer without compose tasks needs no YAML
 
     try:
-        found = bounded_yaml.read(root, file)
+        content = bounded_yaml.read(root, file)
     except (OSError, ValueError) as error:
         raise SpecInvalid(f"{file.name}: expected YAML; found {error}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("services"), dict) or not found["services"]:
-        raise SpecInvalid(f"{file.name}: expected a map with `services`; found a {type(found).__name__} without it")
-    return found
+    if not isinstance(content, dict) or not isinstance(content.get("services"), dict) or not content["services"]:
+        raise SpecInvalid(f"{file.name}: expected a map with `services`; found a {type(content).__name__} without it")
+    return content
 
 
 def read_project(folder: Path, file: str = "docker-compose.yaml", main: str = "main") -> Project:
-    """What the file in `folder` asks for; the agent acts in `main`. Raises: SpecInvalid: names every refused place."""
+    """Reads a file in `folder` as a project; the agent acts in `main`. Raises: SpecInvalid: names refused places."""
     context = FileContext(folder.resolve())
     try:
         where = (folder / file).resolve()
         if not where.is_relative_to(folder.resolve()) or not where.is_file():
-            found = ", ".join(sorted(one.name for one in folder.iterdir())[:20]) or "nothing"
-            raise SpecInvalid(f"expected the compose file {file} in the context; found {found}")
+            names = ", ".join(sorted(one.name for one in folder.iterdir())[:20]) or "nothing"
+            raise SpecInvalid(f"expected the compose file {file} in the context; found {names}")
         tree = Substitution(context).everywhere(document(folder, where)) or {}
         project = _project(tree, context, main)
-    except (OSError, OverflowError, RuntimeError) as error:  # a name that is too long, a circle of links
+    except (OSError, OverflowError, RuntimeError) as error:  # such as a too long name or circular links
         raise SpecInvalid(
             f"{file}: expected names and numbers that a system takes; found {str(error)[:200]}"
         ) from error
@@ -117,7 +117,7 @@ def _project(tree: dict[str, Any], context: FileContext, main: str) -> Project:
 
 
 def _section(model: type[_Model], body: Any, context: FileContext) -> _Model:
-    """The section; of one with errors the rest, so that what else is wrong with the file is found, too."""
+    """Validates a section. After errors, validates its other keys again, to find everything wrong with the file."""
     try:
         return model.model_validate(body, context=context)
     except ValidationError as error:
@@ -159,7 +159,7 @@ def _sharing_images(services: dict[str, Service]) -> dict[str, Service]:
 
 
 def _started(services: dict[str, Service], main: str, context: FileContext) -> dict[str, Service]:
-    """Main, those without a profile, and what they need."""
+    """Returns the services to start: main, those without a profile, and their dependencies."""
     if main not in services:
         known = ", ".join(services) or "none"
         context.refuse("services", f"the service {main!r}, in which the agent acts", known)

@@ -1,4 +1,4 @@
-"""The subset of the Compose Specification that a task may use, as models: unknown keys are refused.
+"""Models the subset of the Compose Specification that a task may use. Unknown keys are refused.
 
 The models are validated with a `FileContext`. docs/howto/compose.md lists the keys.
 """
@@ -43,14 +43,14 @@ _SAFE_SYSCTL = re.compile(
     r"|net\.ipv6\.conf\.lo\.disable_ipv6|kernel\.(shm(max|all|mni|_rmid_forced)|msg(max|mnb|mni)|sem)"
     r"|fs\.mqueue\.[a-z_]+"
 )
-"""Of the container's own namespaces, and without reach beyond."""
+"""Settings of the container's own namespaces, without effect outside."""
 _WITHOUT_IPV6 = re.compile(r"net\.ipv6\.conf\.(all|default)\.disable_ipv6")
-"""May be switched off, never on: the bridge has an IPv6 address of its own, where this host's services listen."""
+"""Settings that may switch IPv6 off, never on: this host's services listen on the bridge's own IPv6 address."""
 _SAFE_OPTIONS = ("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true")
 
 
 class Condition(StrEnum):
-    """What a service waits for in another."""
+    """Condition that a service waits for in another."""
 
     STARTED = "service_started"
     HEALTHY = "service_healthy"
@@ -58,7 +58,7 @@ class Condition(StrEnum):
 
 
 class _ComposeSection(BaseModel):
-    """A map of the file. `section`: its part of the tables of refusals; `at`: its place below `FileContext.where`."""
+    """A map of the file. `section`: its name in the tables of refusals; `at`: its place below `FileContext.where`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     section: ClassVar[str] = ""
@@ -67,7 +67,7 @@ class _ComposeSection(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_listed(cls, body: Any, info: ValidationInfo) -> Any:
-        """Without what the tables have, and without keys that have no value."""
+        """Removes the keys that the tables list, and known keys without a value."""
         if not isinstance(body, dict | None):
             return body
         if info.context is not None and body:
@@ -102,7 +102,7 @@ def _arguments(value: Any) -> dict[str, str]:
 
 
 class ServiceBuild(_ComposeSection):
-    """An image to build: a folder of the bundle, with arguments and a last stage."""
+    """An image to build: a folder of the bundle, with arguments and a target stage."""
 
     section = "build"
     at = "build"
@@ -129,26 +129,26 @@ class ServiceBuild(_ComposeSection):
         return self
 
     def adapted_dockerfile(self, folder: Path) -> str:
-        """The Dockerfile with these arguments and without later stages. Raises: SpecInvalid: no such stage."""
+        """Returns the Dockerfile with these arguments, without later stages. Raises: SpecInvalid: no such stage."""
         path = folder / self.context / self.dockerfile
         return adapted(read_text_inside(folder, path, errors="replace"), self.args, self.target)
 
 
 def _variables(value: Any, info: ValidationInfo) -> dict[str, str | None]:
-    found = pairs(value)
-    for key, one in found.items():
+    variables = pairs(value)
+    for key, one in variables.items():
         if not _VARIABLE.fullmatch(key):
             raise refused("names of variables", key)
         if one is None:
             FileContext.of(info).note(f"{info.field_name}.{key}", "left out: it would be taken from the host")
-    return found
+    return variables
 
 
 def _env_files(value: Any, info: ValidationInfo) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    variables: dict[str, str | None] = {}
     for one in value if isinstance(value, list) else [value]:
-        found |= _variables(_env_file(one, FileContext.of(info).folder), info)
-    return found
+        variables |= _variables(_env_file(one, FileContext.of(info).folder), info)
+    return variables
 
 
 def _env_file(value: Any, folder: Path) -> dict[str, str | None]:
@@ -159,12 +159,12 @@ def _env_file(value: Any, folder: Path) -> dict[str, str | None]:
         if given.get("required", True) or not file.is_relative_to(folder):
             raise refused("a file of the context", name)
         return {}
-    found: dict[str, str | None] = {}
+    variables: dict[str, str | None] = {}
     for line in read_text_inside(folder, file, errors="replace").splitlines():
         if line.strip() and not line.strip().startswith("#"):
             key, equals, one = line.strip().removeprefix("export ").partition("=")
-            found[key.strip()] = _unquoted(one.strip()) if equals else None
-    return found
+            variables[key.strip()] = _unquoted(one.strip()) if equals else None
+    return variables
 
 
 def _unquoted(value: str) -> str:
@@ -178,7 +178,7 @@ def _condition(value: Any) -> Condition:
 
 
 class Dependency(_ComposeSection):
-    """What a service waits for in another one."""
+    """Dependency of a service on another one."""
 
     condition: Annotated[Condition, BeforeValidator(_condition)] = Condition.STARTED
     restart: Any = None
@@ -198,7 +198,7 @@ _CheckSeconds = Annotated[Seconds, AfterValidator(lambda value: min(value, _MAX_
 
 
 class HealthCheck(_ComposeSection):
-    """When a service counts as healthy; times in seconds. `test` begins with CMD or CMD-SHELL; empty: the image's."""
+    """Test of a service's health; times in seconds. `test` begins with CMD or CMD-SHELL; empty: the image's test."""
 
     test: Annotated[tuple[str, ...], BeforeValidator(_test)] = ()
     disable: Flag = False
@@ -223,7 +223,7 @@ def _networks(value: Any, info: ValidationInfo) -> Any:
 
 
 class Membership(_ComposeSection):
-    """A service's place on one network: its further names there."""
+    """Membership of a service in one network, with its further names there."""
 
     aliases: Texts = ()
     priority: Any = None
@@ -238,13 +238,13 @@ def _hosts(value: Any) -> dict[str, str]:
         try:
             ip_address(address.strip("[]"))
         except ValueError:
-            found = f"{name}:{address}"
-            raise refused("a name and an address", found, "the host is not reached from a task") from None
+            entry = f"{name}:{address}"
+            raise refused("a name and an address", entry, "the host is not reached from a task") from None
     return hosts
 
 
 def _ports(value: Any, info: ValidationInfo) -> tuple[str, ...]:
-    """None is published: only other services on the same networks reach them."""
+    """Reads the ports. None is published: only other services on the same networks reach them."""
     if not isinstance(value, list):
         raise refused("a list", value)
     ports = [plain(one.get("target", "")) if isinstance(one, dict) else plain(one).rpartition(":")[2] for one in value]
@@ -292,7 +292,7 @@ class Deploy(_ComposeSection):
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """Upper bounds that the file asks for; None: those of the task."""
+    """Upper bounds that the file sets; None: those of the task."""
 
     cpus: float | None = None
     memory_bytes: int | None = None
@@ -306,29 +306,29 @@ def _pids(value: Any) -> Any:
 def _ulimits(value: Any, info: ValidationInfo) -> dict[str, tuple[int, int]]:
     if not isinstance(value, dict):
         raise refused("a map", value)
-    found = {}
+    limits = {}
     for name, one in value.items():
         if name == "core":
             FileContext.of(info).note("ulimits.core", "no core is dumped: it would be written outside of the limits")
             continue
         both = one if isinstance(one, dict) else {"soft": one, "hard": one}
         try:
-            found[name] = int(plain(both["soft"])), int(plain(both["hard"]))
+            limits[name] = int(plain(both["soft"])), int(plain(both["hard"]))
         except (KeyError, ValueError):
             raise refused(f"numbers for one of {', '.join(sorted(_ULIMITS))}", f"{name}: {one}") from None
         if name not in _ULIMITS:
             raise refused(f"numbers for one of {', '.join(sorted(_ULIMITS))}", name)
-    return found
+    return limits
 
 
 def _sysctls(value: Any, info: ValidationInfo) -> dict[str, str]:
-    found = pairs(value)
-    for name, one in found.items():
+    settings = pairs(value)
+    for name, one in settings.items():
         off = one == "1" and _WITHOUT_IPV6.fullmatch(name) is not None
         if not off and _SAFE_SYSCTL.fullmatch(name) is None:
             expected = "a setting of the container's own namespaces"
             FileContext.of(info).refuse(f"sysctls.{name}", expected, one, "leave it out")
-    return {name: one or "" for name, one in found.items()}
+    return {name: one or "" for name, one in settings.items()}
 
 
 def _security(options: tuple[str, ...]) -> tuple[str, ...]:
@@ -390,7 +390,7 @@ class Service(_ComposeSection):
 
     @property
     def variables(self) -> dict[str, str]:
-        """The files' variables, then the service's own."""
+        """Variables of the env files, overridden by the service's own."""
         merged = {**self.env_file, **self.environment}
         return {key: value for key, value in merged.items() if value is not None}
 
@@ -400,12 +400,12 @@ class Service(_ComposeSection):
 
     @property
     def aliases(self) -> dict[str, tuple[str, ...]]:
-        """Its networks, and its further names on each."""
+        """Networks of the service, and its further names on each."""
         return {} if self.network_mode == "none" else {name: one.aliases for name, one in self.networks.items()}
 
     @property
     def limits(self) -> ServiceLimits:
-        """The tighter of what is said in either place."""
+        """The tighter limits of the two places that set them: the service itself and `deploy`."""
         limits = self.deploy.resources.limits
         return ServiceLimits(
             min(filter(None, (self.cpus, limits.cpus)), default=None),
@@ -435,7 +435,7 @@ class DeclaredVolume(_ComposeSection):
 
 
 class ComposeFile(_ComposeSection):
-    """A file's top level; what is below is validated by itself."""
+    """The top level of a file. The sections below it are validated separately."""
 
     section = "file"
 

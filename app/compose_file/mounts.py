@@ -1,4 +1,4 @@
-"""Mounts of a service: volumes of the project, copies of the bundle's files, memory; nothing of the host."""
+"""Reads the mounts of a service: project volumes, copies of bundle files, memory. Nothing of the host is mounted."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class MountKind(StrEnum):
     NAMED = "named"  # a volume of the project
     ANONYMOUS = "anonymous"  # a volume of the container
     COPY = "copy"  # a path of the bundle, copied in
-    FOLDER = "folder"  # where a harness mounts a folder of its own: made, empty
+    FOLDER = "folder"  # created empty, where a harness mounts a folder of its host
     TMPFS = "tmpfs"
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceMount:
-    """What a container finds at `target`."""
+    """A mount of a container at `target`."""
 
     kind: MountKind
     target: str
@@ -41,14 +41,14 @@ class ServiceMount:
 
 
 def tmpfs_of(value: Any) -> ServiceMount:
-    """`/path` or `/path:size=64m`, an entry of `tmpfs`."""
+    """Reads an entry of `tmpfs`: `/path` or `/path:size=64m`."""
     target, _, options = (text(value) or "").partition(":")
     sizes = [part.partition("=")[2] for part in options.split(",") if part.startswith("size=")]
     return _tmpfs(target, size(sizes[-1]) if sizes else None)
 
 
 def mount_of(value: Any, info: ValidationInfo) -> ServiceMount:
-    """An entry of `volumes`, in the short or the long notation."""
+    """Reads an entry of `volumes`, in the short or the long notation."""
     if isinstance(value, dict):
         return _long(value, info)
     short = text(value) or ""
@@ -69,8 +69,8 @@ def _long(value: dict[str, Any], info: ValidationInfo) -> ServiceMount:
         raise refused("a map", options)
     unknown = (value.keys() - _LONG - {kind}) | (options.keys() - _OPTIONS.get(kind, set()))
     if kind not in _OPTIONS or unknown:
-        found = f"{kind} with {', '.join(sorted(unknown))}" if unknown else kind
-        raise refused("a mount of the type volume, bind or tmpfs with its usual keys", found)
+        description = f"{kind} with {', '.join(sorted(unknown))}" if unknown else kind
+        raise refused("a mount of the type volume, bind or tmpfs with its usual keys", description)
     source = text(value.get("source", value.get("src"))) or ""
     target = text(value.get("target", value.get("destination", value.get("dst")))) or ""
     read_only = flag(value.get("read_only", value.get("readonly")))
@@ -87,7 +87,7 @@ def _volume(source: str, target: str, read_only: bool, info: ValidationInfo) -> 
 
 
 def _bind(source: str, target: str, read_only: bool, found: object, info: ValidationInfo) -> ServiceMount:
-    """A path of the context becomes a copy; a harness's own folder is made; the rest is the host's."""
+    """Reads a bind mount: a path of the context becomes a copy, a harness's folder an empty one. Refuses host paths."""
     target, context = _inside(target), FileContext.of(info)
     if posixpath.normpath(source).startswith(f"{HARNESS}/"):
         context.note("volumes", f"{target} is a folder of its own instead of one of the harness's")

@@ -21,7 +21,7 @@ _MOST_COPIES, _MOST_COPIED_BYTES = 256, 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class CopiedFiles:
-    """Files of the bundle for one place in a container: as a tar of its root, and as what lies there by itself."""
+    """Bundle files for one place in a container: as a tar of the container's root, and as a tree or file without it."""
 
     target: str
     at_root: bytes
@@ -32,7 +32,7 @@ class CopiedFiles:
 
 @dataclass(frozen=True, slots=True)
 class ComposePlan:
-    """A project with its images and copies, by service. `contexts` are the build contexts as bundles of their own."""
+    """A project with its images and copies, by service. `contexts`: the build contexts as separate bundles."""
 
     project: Project
     images: dict[str, EnvironmentSpec]
@@ -45,7 +45,7 @@ class ComposePlan:
 
 
 def planned(spec: EnvironmentSpec, fetch_bundle: Callable[[Bundle], bytes], scratch: Path) -> ComposePlan:
-    """scratch: a folder for passing files. Raises: SpecInvalid, and what `fetch_bundle` raises."""
+    """Plans an environment's project. scratch: folder for temporary files. Raises: SpecInvalid; as `fetch_bundle`."""
     if spec.compose is None:
         raise SpecInvalid(f"expected an environment with a compose file; found {spec.label}")
     if spec.reuse is Reuse.SHARED_READONLY:
@@ -66,13 +66,13 @@ def planned(spec: EnvironmentSpec, fetch_bundle: Callable[[Bundle], bytes], scra
 
 
 def resources_of(service: Service, most: Resources) -> Resources:
-    """What the file gives a service, at most what the task has; it may take as many times of it as the task may."""
-    asked = service.limits
+    """Returns a service's resources: the file's, at most the task's. `kill_at` is the same multiple as the task's."""
+    limits = service.limits
     own = most.model_copy(
         update={
-            "cpus": min(asked.cpus or most.cpus, most.cpus),
-            "memory_bytes": max(16 << 20, min(asked.memory_bytes or most.memory_bytes, most.memory_bytes)),
-            "pids": max(16, min(asked.pids or most.pids, most.pids)),
+            "cpus": min(limits.cpus or most.cpus, most.cpus),
+            "memory_bytes": max(16 << 20, min(limits.memory_bytes or most.memory_bytes, most.memory_bytes)),
+            "pids": max(16, min(limits.pids or most.pids, most.pids)),
         }
     )
     kill_at = own.times(most.most.cpus / most.cpus, most.most.memory_bytes / most.memory_bytes)
@@ -80,7 +80,7 @@ def resources_of(service: Service, most: Resources) -> Resources:
 
 
 def context_of(folder: Path, build: ServiceBuild) -> bytes:
-    """The build's folder as a normalised tar, its Dockerfile adapted. Raises: SpecInvalid: no such stage."""
+    """Packs the build's folder as a normalised tar with the adapted Dockerfile. Raises: SpecInvalid: no such stage."""
     root = folder / build.context
     changed = build.adapted_dockerfile(folder).encode()
     dockerfile = (root / build.dockerfile).resolve()
@@ -99,7 +99,7 @@ def _image(service: Service, spec: EnvironmentSpec, folder: Path, contexts: dict
 
 
 def _refuse_many(project: Project, folder: Path) -> None:
-    """Copies are packed in memory. Raises: SpecInvalid: all together have too many bytes."""
+    """Limits the copies, which are packed in memory. Raises: SpecInvalid: too many mounts, or bytes together."""
     mounts = [
         one.source for service in project.services.values() for one in service.mounts if one.kind is MountKind.COPY
     ]
@@ -118,16 +118,18 @@ def _size(source: Path) -> int:
 
 
 def _copies(service: Service, folder: Path) -> list[CopiedFiles]:
-    found = []
+    copies = []
     for one in service.mounts:
         source = folder / one.source
         if one.kind is MountKind.FOLDER:
-            found.append(
+            copies.append(
                 CopiedFiles(one.target, archives.of_folder(one.target), tree=archives.of_files({}, mode=0o755))
             )
         elif one.kind is MountKind.COPY and source.is_file():
             mode = 0o755 if source.stat().st_mode & 0o100 else 0o644
-            found.append(CopiedFiles(one.target, packed(source, below=one.target), file=source.read_bytes(), mode=mode))
+            copies.append(
+                CopiedFiles(one.target, packed(source, below=one.target), file=source.read_bytes(), mode=mode)
+            )
         elif one.kind is MountKind.COPY:
-            found.append(CopiedFiles(one.target, packed(source, below=one.target), tree=packed(source)))
-    return found
+            copies.append(CopiedFiles(one.target, packed(source, below=one.target), tree=packed(source)))
+    return copies

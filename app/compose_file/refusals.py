@@ -1,6 +1,6 @@
-"""Lists what a compose file may not ask for and what is ignored, each with its place in the file.
+"""Lists the refused and the ignored keys of compose files, and collects refusals with their place in the file.
 
-Keys that are in neither table and not read are refused, too: an unknown key may mean anything.
+Keys that are neither in a table nor in a model are refused, too: an unknown key may mean anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHOWN_CHARACTERS = 100
 _MOST_TOLD = 100
 
 Refusal = tuple[str, str]
-"""What is expected instead, and what to try."""
+"""Expected content, and advice on what to try."""
 
 REFUSED: Mapping[str, Mapping[str, Refusal]] = {
     "file": {
@@ -33,7 +33,7 @@ REFUSED: Mapping[str, Mapping[str, Refusal]] = {
         "models": ("no model of the engine", _OMIT),
     },
     "service": {
-        # --- the host's own ---
+        # the host's own
         "privileged": ("no privileges", _SHARES_NOTHING),
         "cap_add": (
             "no added capabilities",
@@ -51,7 +51,7 @@ REFUSED: Mapping[str, Mapping[str, Refusal]] = {
         "use_api_socket": ("no socket of the engine", _SHARES_NOTHING),
         "oom_kill_disable": ("a limit of memory that holds", _OMIT),
         "mac_address": ("an address that the engine gives", _OMIT),
-        # --- other files and containers ---
+        # other files and containers
         "extends": ("a service that is whole in this file", "write its keys here"),
         "external_links": ("services of this file only", _OMIT),
         "volumes_from": ("volumes by name", "name a volume in both services"),
@@ -60,7 +60,7 @@ REFUSED: Mapping[str, Mapping[str, Refusal]] = {
         "secrets": _AS_MOUNT,
         "models": ("no model of the engine", _OMIT),
         "provider": ("a container", _OMIT),
-        # --- what is not supported ---
+        # not supported
         **dict.fromkeys(("dns", "dns_opt", "dns_search"), ("the project's own names", _OMIT)),
         "domainname": ("a bare host name", _OMIT),
         "group_add": ("the user's own groups", "set them up in the image"),
@@ -86,7 +86,7 @@ REFUSED: Mapping[str, Mapping[str, Refusal]] = {
     },
     "volume": {"external": ("one of the project's own", _OMIT), "driver_opts": _NO_OPTIONS},
 }
-"""Keys by the section that has them, refused unless they are empty or false."""
+"""Keys by section, refused unless they are empty or false."""
 
 IGNORED: Mapping[str, Mapping[str, str]] = {
     "service": {
@@ -112,7 +112,7 @@ IGNORED: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("labels", "platforms", "provenance", "sbom", "shm_size", "tags"), ""),
     },
 }
-"""Keys that change nothing which a task could see, with the reason for a note (empty: no note)."""
+"""Keys by section that change nothing visible to a task, with the text of a note (empty: no note)."""
 
 _TYPES: Mapping[str, Refusal] = {
     "extra_forbidden": ("a key that we know", _OMIT),
@@ -120,16 +120,16 @@ _TYPES: Mapping[str, Refusal] = {
     "dict_type": ("a map", ""),
     "tuple_type": ("a list", ""),
 }
-"""What pydantic's own errors expect."""
+"""Expected content and advice, by pydantic's own type of error."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileContext:
-    """What validators know of a file, and where they report. `where`: the section they are in, e.g. services.main."""
+    """Facts about a file for its validators, and their reports. `where`: the current section, e.g. services.main."""
 
     folder: Path
     where: str = ""
-    volumes: frozenset[str] = frozenset()  # that the file declares
+    volumes: frozenset[str] = frozenset()  # declared in the file
     networks: frozenset[str] = frozenset()
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -151,7 +151,7 @@ class FileContext:
         return f"{self.where}.{key}".strip(".")
 
     def add(self, error: ValidationError) -> set[object]:
-        """Add all errors of this section; returns the keys of the section that they are about."""
+        """Adds all errors of this section. Returns the keys of the section that they are about."""
         for one in error.errors(include_url=False):
             key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in one["loc"]).lstrip(".")
             if one["type"] == "refused":
@@ -162,7 +162,7 @@ class FileContext:
         return {one["loc"][0] for one in error.errors(include_url=False) if one["loc"]}
 
     def refuse_listed(self, section: str, body: dict[str, Any], at: str) -> dict[str, Any]:
-        """Refuse and note what the tables have of this section, whose place is `at`; returns the other keys."""
+        """Refuses or notes the keys that the tables list for this section at `at`. Returns the other keys."""
         refusals, ignored = REFUSED.get(section, {}), IGNORED.get(section, {})
         for key, value in body.items():
             if key in refusals and value not in (None, False, "", "false", [], {}):
@@ -181,7 +181,7 @@ class FileContext:
 
 
 def refused(expected: str, found: object, advice: str = "") -> PydanticCustomError:
-    """An error for a validator to raise; pydantic adds the place."""
+    """Creates an error for a validator to raise; pydantic adds the place."""
     return PydanticCustomError("refused", "{message}", {"message": _message(expected, found, advice)})
 
 

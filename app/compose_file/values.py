@@ -1,4 +1,4 @@
-"""Types of values in a compose file: texts, flags, sizes, times, as their author means them. Others are refused."""
+"""Defines types of values in compose files: texts, flags, sizes, times, as authors mean them. Refuses others."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ _SCRIPT = re.compile(rf"\s*({_WAIT}|{_LOOP})\s*;?\s*")
 
 
 def idle(argv: Sequence[str]) -> bool:
-    """Whether a command only keeps a container alive: an environment's container stays alive without it."""
+    """Whether a command only keeps a container alive. An environment's container stays alive without it."""
     if len(argv) == 3 and _SHELL.fullmatch(argv[0]) and argv[1] in ("-c", "-lc"):
         return _SCRIPT.fullmatch(argv[2]) is not None
     return _ALONE.fullmatch(" ".join(argv)) is not None
 
 
 def plain(value: Any) -> str:
-    """A scalar as a text, as YAML's authors mean it."""
+    """Returns a scalar as text, as YAML authors mean it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def text(value: Any) -> str | None:
-    """A text or a number; None when it is empty."""
+    """Returns a text or a number as text; None when it is empty."""
     if isinstance(value, dict | list):
         raise refused("a text", value)
     return None if value is None else plain(value) or None
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """One text, or a list of them."""
+    """Returns one text, or a list of texts, as a tuple."""
     listed = value if isinstance(value, list | tuple) else [value]
-    return tuple(found for one in listed if (found := text(one)) is not None)
+    return tuple(item for one in listed if (item := text(one)) is not None)
 
 
 def pairs(value: Any) -> dict[str, str | None]:
-    """`NAME=value` in a list, or a map; None where no value is given."""
+    """Reads `NAME=value` items of a list, or a map; None where no value is given."""
     if isinstance(value, dict):
         return {key: None if one is None else text(one) or "" for key, one in value.items()}
     if not isinstance(value, list):
@@ -72,20 +72,20 @@ def _words(value: Any) -> tuple[str, ...]:
 
 
 def size(value: Any) -> int | None:
-    """`512m`, `1gb`, a number of bytes."""
+    """Reads a size in bytes: `512m`, `1gb`, or a number of bytes."""
     if value in (None, ""):
         return None
-    found = _SIZE.fullmatch(plain(value).strip()) if not isinstance(value, dict | list) else None
-    if found is None:
+    match = _SIZE.fullmatch(plain(value).strip()) if not isinstance(value, dict | list) else None
+    if match is None:
         raise refused("a size such as 512m or 2g", value)
-    size_bytes = float(found[1]) * (1 << _UNITS[found[2].lower()])
+    size_bytes = float(match[1]) * (1 << _UNITS[match[2].lower()])
     if size_bytes > _MOST_BYTES:
         raise refused("a size below an exbibyte", value)
     return int(size_bytes)
 
 
 def _seconds(value: Any) -> float:
-    """`1m30s`, `500ms`; 0 when it is empty."""
+    """Reads a time in seconds: `1m30s`, `500ms`; 0 when it is empty."""
     given = plain(value).strip() if not isinstance(value, dict | list) else ""
     parts = _TIME.findall(given)
     if given not in ("0", "") and (not parts or "".join(number + unit for number, unit in parts) != given):
@@ -97,21 +97,21 @@ def _number(value: Any) -> float | None:
     if value in (None, ""):
         return None
     try:
-        found = float(plain(value))
+        number = float(plain(value))
     except ValueError:
-        found = 0.0
-    if isinstance(value, bool) or not 0 < found < 1e12:
+        number = 0.0
+    if isinstance(value, bool) or not 0 < number < 1e12:
         raise refused("a number above zero", value)
-    return found
+    return number
 
 
 def count(value: Any) -> int | None:
-    found = _number(value)
-    return None if found is None else int(found)
+    number = _number(value)
+    return None if number is None else int(number)
 
 
 def flag(value: Any) -> bool:
-    """True or false, also in quotes."""
+    """Reads true or false, also in quotes."""
     given = plain(value).lower() if not isinstance(value, dict | list) else "?"
     if given not in ("", "none", "false", "no", "off", "0", "true", "yes", "on", "1"):
         raise refused("true or false", value)
@@ -121,7 +121,7 @@ def flag(value: Any) -> bool:
 Text = Annotated[str | None, BeforeValidator(text)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(texts)]
 Words = Annotated[tuple[str, ...] | None, BeforeValidator(_words)]
-"""A command line: a list as it is, a text as a shell would split it."""
+"""A command line: a list is kept, a text is split like in a shell."""
 Flag = Annotated[bool, BeforeValidator(flag)]
 Size = Annotated[int | None, BeforeValidator(size)]
 Seconds = Annotated[float, BeforeValidator(_seconds)]

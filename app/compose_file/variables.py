@@ -1,4 +1,4 @@
-"""Variables in a compose file: those that the usual harnesses set, and none of the host's.
+"""Substitutes variables in a compose file: those that common harnesses set, and none of the host's.
 
 Source: the Compose Specification, "Interpolation".
 """
@@ -12,7 +12,7 @@ from typing import Any
 from app.compose_file.refusals import FileContext
 
 HARNESS = "/.harness"
-"""Where the folders lie that a harness would mount from its host; here they are made inside, empty."""
+"""Parent of the folders that a harness would mount from its host. Here they are created in the container, empty."""
 
 USUAL: Mapping[str, str] = {
     # Harbor
@@ -26,7 +26,7 @@ USUAL: Mapping[str, str] = {
     "ENV_AGENT_LOGS_PATH": "/logs/agent",
     "HOST_ARTIFACTS_PATH": f"{HARNESS}/artifacts",
     "ENV_ARTIFACTS_PATH": "/logs/artifacts",
-    "CPUS": "",  # the task's own limits hold
+    "CPUS": "",  # empty: the task's own limits apply
     "MEMORY": "",
     # Terminal-Bench
     "T_BENCH_TASK_DOCKER_CLIENT_IMAGE_NAME": "megaflow-main",
@@ -38,19 +38,19 @@ USUAL: Mapping[str, str] = {
     "T_BENCH_TASK_AGENT_LOGS_PATH": f"{HARNESS}/agent-logs",
     "T_BENCH_CONTAINER_AGENT_LOGS_PATH": "/agent-logs",
 }
-"""What Harbor's and Terminal-Bench's own templates name."""
+"""Variables that the templates of Harbor and Terminal-Bench use."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BRACE = re.compile("[{}]")
 _EXPRESSION = re.compile(rf"({_NAME.pattern})(?:(:?)([-+?])(.*))?", re.DOTALL)
 _MAX_NODES = 20_000
-"""Aliases of YAML make a small file large."""
+"""Limit of values, as YAML aliases make a small file large."""
 _MAX_CHARACTERS = 4 << 20
 _MAX_DEPTH = 64
 
 
 class Substitution:
-    """Puts values in place of variables, everywhere but in keys."""
+    """Replaces variables with their values, everywhere but in keys."""
 
     def __init__(self, context: FileContext, variables: Mapping[str, str] = USUAL) -> None:
         self._context = context
@@ -59,7 +59,7 @@ class Substitution:
         self._characters = 0
 
     def everywhere(self, value: Any, where: str = "", depth: int = 0) -> Any:
-        """The same tree, its texts completed."""
+        """Returns the same tree with the variables in its texts replaced."""
         self._nodes += 1
         if self._nodes > _MAX_NODES or depth > _MAX_DEPTH:
             if self._nodes < 2 * _MAX_NODES or depth > _MAX_DEPTH:
@@ -81,7 +81,7 @@ class Substitution:
         return value
 
     def text(self, text: str, where: str, depth: int = 0) -> str:
-        """One text; what is malformed is refused."""
+        """Replaces the variables in one text. Refuses malformed expressions."""
         parts, at = [], 0
         while (dollar := text.find("$", at)) >= 0:
             parts.append(text[at:dollar])
@@ -100,14 +100,14 @@ class Substitution:
         return "".join([*parts, text[at:]])
 
     def _expression(self, inner: str, where: str, text: str, depth: int) -> str:
-        found = _EXPRESSION.fullmatch(inner) if depth < _MAX_DEPTH else None
-        if found is None:
+        match = _EXPRESSION.fullmatch(inner) if depth < _MAX_DEPTH else None
+        if match is None:
             return self._refuse(where, text)
-        name, colon, operator, default = found.groups()
+        name, colon, operator, default = match.groups()
         if operator is None:
             return self._value(name, where)
         value = self._variables.get(name)
-        is_set = bool(value) if colon else value is not None  # `:` takes an empty one for unset
+        is_set = bool(value) if colon else value is not None  # with `:`, an empty value counts as unset
         if operator == "+":
             return self.text(default, where, depth + 1) if is_set else ""
         if operator == "-":
@@ -127,7 +127,7 @@ class Substitution:
 
 
 def _braced(text: str, at: int) -> tuple[str, int]:
-    """The content of the braces that open at `at`, and where they end; empty, and the end, when they do not close."""
+    """Returns the content of the braces opening at `at`, and their end; empty and the text's end if they stay open."""
     depth = 0
     for brace in _BRACE.finditer(text, at):
         depth += 1 if brace[0] == "{" else -1

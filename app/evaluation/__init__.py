@@ -1,4 +1,4 @@
-"""Turns datasets and options into task specs; what is known of them is kept with the run."""
+"""Turns datasets and options into task specs. Their provenance is stored with the run."""
 
 from __future__ import annotations
 

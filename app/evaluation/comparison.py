@@ -1,4 +1,4 @@
-"""Compares two runs task by task, and refuses where something else than the agent or the model differs. No I/O."""
+"""Compares two runs task by task. Refuses when anything but the model differs, unless it is allowed. No I/O."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from app.ledger.report_rows import ReportRow
 from app.models.spec import Wire
 
 SAME = ("image", "limits", "resources", "agent", "prompt", "grader")
-"""What must be alike for a difference to be one between models, unless it is what is compared."""
+"""Versions that must be alike for a difference to come from the model, unless one of them is what is compared."""
 
 
 class MoreOften(Wire):
-    """A task that one run has solved in a larger share of its scored replicas than the other."""
+    """A task that one run solved in a larger share of its scored replicas than the other."""
 
     task: str
     first: tuple[int, int]  # solved, scored
@@ -23,7 +23,7 @@ class MoreOften(Wire):
 
 
 class Comparison(Wire):
-    """What the second run has over the first, on the tasks that both have scored."""
+    """Difference of the second run to the first, on the tasks that both have scored."""
 
     first: Rate | None
     second: Rate | None
@@ -32,9 +32,9 @@ class Comparison(Wire):
     mcnemar_p: float
     only_first: tuple[str, ...]  # with replicas: solved in more than half of them by the first run alone
     only_second: tuple[str, ...]
-    by_majority: bool  # there are replicas: `mcnemar_p` counts each task once, by more than half of them
+    by_majority: bool  # with replicas: `mcnemar_p` counts each task once, as solved in more than half of them
     more_often: tuple[MoreOften, ...]  # with replicas: every task whose share of solved ones differs
-    differs: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]  # what else is not alike
+    differs: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]  # the other differences
     replicas_needed: int | None = None
     power_difference: float | None = None
 
@@ -46,51 +46,51 @@ def compare(
     allow: Sequence[str] = (),
     power_difference: float | None = None,
 ) -> Comparison:
-    """allow: those of `SAME` that may differ. power_difference: tell the replicas that show it.
+    """Compares two runs. allow: names in `SAME` that may differ. power_difference: computes the replicas that show it.
 
-    Raises: ReportRefused: one of the others differs, a run has several agents, or no task was scored in both.
+    Raises: ReportRefused: versions differ, a run has several agents or only baselines, no task was scored in both.
     """
-    mine = [row for row in first if row.agent not in BASELINES]
-    other = [row for row in second if row.agent not in BASELINES]
-    for rows, left in ((first, mine), (second, other)):
+    first_rows = [row for row in first if row.agent not in BASELINES]
+    second_rows = [row for row in second if row.agent not in BASELINES]
+    for rows, left in ((first, first_rows), (second, second_rows)):
         if rows and not left:
             agents = ", ".join(sorted({row.agent for row in rows}))
             raise ReportRefused(
                 f"expected two runs of agents that ask a model; found one of {agents} alone, which says something about"
                 " tasks and not about a model; `megaflow report RUN` has its rates and what is unstable"
             )
-    for which, rows in (("first", mine), ("second", other)):
+    for which, rows in (("first", first_rows), ("second", second_rows)):
         if len(names := sorted({row.agent for row in rows})) > 1:
             raise ReportRefused(
                 f"expected runs of one agent each, whose attempts at a task are replicas; found {', '.join(names)} in"
                 f" the {which}: submit a run for each agent; `megaflow report RUN` has the rate of each"
             )
-    differs = _differences(mine, other)
+    differs = _differences(first_rows, second_rows)
     refused = {name: both for name, both in differs.items() if name in SAME and name not in allow}
     if refused:
-        told = "; ".join(f"{name}: {_few(a)} and {_few(b)}" for name, (a, b) in refused.items())
+        details = "; ".join(f"{name}: {_few(a)} and {_few(b)}" for name, (a, b) in refused.items())
         raise ReportRefused(
-            f"expected runs that differ in the model alone; found {told}; a difference may come from there:"
+            f"expected runs that differ in the model alone; found {details}; a difference may come from there:"
             f" {' '.join(f'--allow {name}' for name in refused)} compares them all the same"
         )
-    before, now = groups_of(mine), groups_of(other)
-    found = statistics.paired(before, now)
-    if found is None:
+    before, now = groups_of(first_rows), groups_of(second_rows)
+    result = statistics.paired(before, now)
+    if result is None:
         raise ReportRefused(_none_in_common(before, now))
-    difference = Rate.of(found.difference)
+    difference = Rate.of(result.difference)
     assert difference is not None
     needed = None
     if power_difference is not None:
         needed = statistics.replicas_needed(before, now, power_difference)
     by_majority = any(len(runs[task]) > 1 for runs in (before, now) for task in before.keys() & now.keys())
     return Comparison(
-        first=slice_of("first", mine).rate,
-        second=slice_of("second", other).rate,
-        tasks=found.tasks,
+        first=slice_of("first", first_rows).rate,
+        second=slice_of("second", second_rows).rate,
+        tasks=result.tasks,
         difference=difference,
-        mcnemar_p=found.mcnemar_p,
-        only_first=found.only_first,
-        only_second=found.only_second,
+        mcnemar_p=result.mcnemar_p,
+        only_first=result.only_first,
+        only_second=result.only_second,
         by_majority=by_majority,
         more_often=_more_often(before, now) if by_majority else (),
         differs=differs,
@@ -119,14 +119,18 @@ def _more_often(before: statistics.Groups, now: statistics.Groups) -> tuple[More
 def _differences(
     first: Sequence[ReportRow], second: Sequence[ReportRow]
 ) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """What is not alike on the tasks of both; of graders, images and agents only where both were graded."""
+    """Returns the versions that differ on common tasks; of grader, image and agent only where both were graded."""
     both = {row.name for row in first} & {row.name for row in second}
-    mine, other = (versions(row for row in rows if row.name in both) for rows in (first, second))
+    first_versions, second_versions = (versions(row for row in rows if row.name in both) for rows in (first, second))
     graded = [{row.name for row in rows if row.verdict.get("counts")} for rows in (first, second)]
-    for found, rows, others in ((mine, first, graded[1]), (other, second, graded[0])):
+    for current, rows, others in ((first_versions, first, graded[1]), (second_versions, second, graded[0])):
         of_graded = versions(row for row in rows if row.verdict.get("counts") and row.name in others)
-        found |= {name: of_graded[name] for name in ("grader", "image", "agent")}  # what was lost early may have none
-    return {name: (mine[name], other[name]) for name in mine if mine[name] != other[name]}
+        current |= {name: of_graded[name] for name in ("grader", "image", "agent")}  # an early loss may have none
+    return {
+        name: (first_versions[name], second_versions[name])
+        for name in first_versions
+        if first_versions[name] != second_versions[name]
+    }
 
 
 def _few(values: tuple[str, ...]) -> str:

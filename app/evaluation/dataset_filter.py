@@ -1,4 +1,4 @@
-"""Writes the tasks that a run solved as often as asked for as a dataset of its own, with its provenance."""
+"""Writes the tasks with a given pass rate in a run as a separate dataset, with its provenance."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from app.ledger.database import Database
 from app.models.spec import PlainText, Wire, plain_text
 
 PROVENANCE = "megaflow-provenance.json"
-"""Beside the rows or task folders: what they were chosen from, and how."""
+"""File next to the rows or task folders: their source, and how they were selected."""
 _MOST_PROVENANCE_BYTES = 1 << 20
 
 
 class Derivation(Wire):
-    """Where a filtered dataset is from. source: a `DatasetOrigin`; rated: tasks of the source that the run scored."""
+    """Origin of a filtered dataset. source: a `DatasetOrigin`; rated: tasks of the source that the run scored."""
 
     source: dict[PlainText, PlainText | int | bool | None]
     run: PlainText
@@ -35,7 +35,7 @@ class Derivation(Wire):
 
 
 class FilteredDataset(Derivation):
-    """What was written, and as what `megaflow submit` takes it."""
+    """A written dataset, and the argument by which `megaflow submit` reads it."""
 
     path: str
     argument: str
@@ -44,7 +44,7 @@ class FilteredDataset(Derivation):
 def filter_dataset(
     opened: OpenedDataset, database: Database, *, pass_rate: str, pass_rate_from: str, to: Path
 ) -> FilteredDataset:
-    """Write the tasks whose pass rate in a run is within bounds such as `0<p<1` to the folder `to`.
+    """Writes the tasks whose pass rate in a run is within bounds such as `0<p<1` to the folder `to`.
 
     Raises: UnknownName: no such run; SpecInvalid: no bounds, or no task is left; ExportRefused: `to` exists;
         DatasetInvalid, OSError.
@@ -73,12 +73,12 @@ def filter_dataset(
 
 
 def _rules(origin: DatasetOrigin) -> str:
-    """`NAME=` where rows are read by the rules of a dataset; task folders and mixed ones say it themselves."""
+    """Returns `NAME=` where rows are read by a dataset's rules. Task folders and mixed datasets name them inside."""
     return f"{parsed(origin.argument).name or origin.adapter}=" if origin.of_rows else ""
 
 
 def derived_from(origin: DatasetOrigin) -> dict[str, Any]:
-    """The provenance that lies beside a filtered dataset; empty for others. Raises: DatasetInvalid: it is another."""
+    """Reads the provenance next to a filtered dataset; empty for others. Raises: DatasetInvalid: malformed."""
     path = parsed(origin.argument).path
     file = path / PROVENANCE if path is not None and path.is_dir() else None
     if file is None or not file.is_file():
@@ -86,8 +86,8 @@ def derived_from(origin: DatasetOrigin) -> dict[str, Any]:
     try:
         if file.stat().st_size > _MOST_PROVENANCE_BYTES:
             raise ValueError(f"more than {_MOST_PROVENANCE_BYTES} bytes")
-        found = Derivation.model_validate_json(file.read_bytes())
+        derivation = Derivation.model_validate_json(file.read_bytes())
     except ValueError as error:
         why = " ".join(str(error).split())[:200]
         raise DatasetInvalid(f"{file}: expected what `megaflow dataset filter` wrote; found {why}") from error
-    return {"derived_from": found.model_dump(mode="json")}
+    return {"derived_from": derivation.model_dump(mode="json")}

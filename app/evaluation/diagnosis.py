@@ -1,4 +1,4 @@
-"""Groups what went wrong in a run by signature, so that one cause is read once. No I/O."""
+"""Groups the failures of a run by signature, so that each cause is read once. No I/O."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ _JUDGED = (
     (re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`"), "TEXT"),
     (re.compile(r"[\w.@+~-]*(?:/[\w.@+~-]+)+/?|[\w.@+~-]*\w\.[A-Za-z]\w{0,7}\b"), "PATH"),
 )
-"""What differs between verdicts of one kind, as well."""
+"""Further texts that differ between verdicts of one kind."""
 _SUSPECT = "suspect"
 _MOST_EXAMPLES = 3
 
 
 class FailureGroup(Wire):
-    """Tasks that were not scored, or not solved by an end other than their own tests, for one reason."""
+    """Tasks with one cause of failure: not scored, or not solved for another reason than their own tests."""
 
     count: int
     end_reason: str
     error: str
     phase: str
-    line: str  # the first line of the first one's message, or its rule; ids, numbers and the like differ in the rest
+    line: str  # first line of the first task's message, or its rule; the others differ in ids, numbers and the like
     hosts: dict[str, int]
     images: dict[str, int]
     examples: tuple[str, ...]  # tasks, for `megaflow show`
 
 
 def diagnose(rows: Sequence[ReportRow]) -> list[FailureGroup]:
-    """The largest group first: failures of infrastructure, submissions that broke their grading, suspect verdicts."""
+    """Groups failures of infrastructure, submissions that broke grading, and suspect verdicts; largest group first."""
     groups: dict[tuple[str, str, str, str], list[ReportRow]] = defaultdict(list)
     for row in rows:
         if row.failure or _judged(row):
             groups[_signature(row)].append(row)
-    return sorted((_group(key, found) for key, found in groups.items()), key=lambda one: -one.count)
+    return sorted((_group(key, members) for key, members in groups.items()), key=lambda one: -one.count)
 
 
 def _judged(row: ReportRow) -> str:
-    """Why a verdict is one on more than the tests; empty: it is not."""
+    """Returns why a verdict rests on more than the tests; empty: it does not."""
     if row.verdict.get("suspect"):
         return _SUSPECT
     return BROKE_GRADING if str(row.verdict.get("detail", "")).startswith(BROKE_GRADING) else ""

@@ -1,7 +1,7 @@
-"""Writes a run for others to read: predictions, a Harbor job folder, tables of its tasks, trajectories.
+"""Exports a run: predictions, a Harbor job folder, tables of its tasks, trajectories.
 
-Tasks are read a hundred at a time and artifacts one at a time, so memory does not grow with the run. What is written is
-written beside its place first and appears whole, or not at all. Nothing that exists is overwritten.
+Tasks are read a hundred at a time and artifacts one at a time, so memory does not grow with the run. Output goes to a
+scratch folder next to its target first and appears whole, or not at all. Nothing that exists is overwritten.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ExportFormat(StrEnum):
 
 
 class ExportSummary(Wire):
-    """What was written, and what was not and why."""
+    """Numbers of written and left-out tasks of an export, with the reasons."""
 
     format: ExportFormat
     path: str
@@ -57,9 +57,9 @@ class ExportSummary(Wire):
 
 @dataclass
 class ExportSource:
-    """The tasks to write, and what is to be told of them afterwards. agent and replica: these alone; None: all.
+    """The tasks to write, with reports for the user. agent and replica: only these; None: all.
 
-    min_reward, max_turns: of trajectories for supervised training.
+    min_reward, max_turns: limits of trajectories for supervised training.
     """
 
     database: Database
@@ -80,7 +80,7 @@ class ExportSource:
         self.head = results.run_head(self.database, self.run_id)
 
     def tasks(self) -> Iterator[tuple[ReportRow, TaskResult]]:
-        """Every chosen task with its attempts and their artifacts."""
+        """Yields every chosen task with its attempts and their artifacts."""
         for rows in report_rows.batches(self.database, self.run_id):
             chosen = [row for row in rows if self.chooses(row.agent, row.replica)]
             yield from zip(chosen, results.results(self.database, [row.task_id for row in chosen]), strict=True)
@@ -95,7 +95,7 @@ class ExportSource:
             examples.append(row.name)
 
     def all_notes(self) -> tuple[str, ...]:
-        """The notes, and of what was left out the first names."""
+        """Returns the notes, and for each reason the first names of the tasks left out."""
         return (*self.notes, *(f"left out, {reason}: {self._named(reason)}" for reason in self.left_out))
 
     def _named(self, reason: str) -> str:
@@ -104,10 +104,10 @@ class ExportSource:
 
 
 def export(source: ExportSource, form: ExportFormat, to: Path) -> ExportSummary:
-    """Write the run's tasks to `to`: a file, or a folder for a Harbor job and trajectories.
+    """Writes the run's tasks to `to`: a file, or a folder for a Harbor job and trajectories.
 
     Raises:
-        ExportRefused: `to` exists, nothing was chosen, or the format cannot hold what was; OSError: `to` cannot be
+        ExportRefused: `to` exists, nothing was chosen, or the format cannot hold it; OSError: `to` cannot be
         written; ArtifactStoreUnavailable; ModuleNotFoundError: Parquet without pyarrow.
     """
     from app.evaluation import trainer_export
@@ -135,7 +135,7 @@ def export(source: ExportSource, form: ExportFormat, to: Path) -> ExportSummary:
 
 @contextmanager
 def new_place(to: Path) -> Iterator[Path]:
-    """A place to write what then becomes `to`; after an error nothing stays."""
+    """Yields a scratch path that is renamed to `to` afterwards. After an error nothing remains."""
     _refuse_existing(to)
     scratch = Path(tempfile.mkdtemp(prefix=".export-", dir=to.parent))
     try:
@@ -155,12 +155,12 @@ def _refuse_existing(to: Path) -> None:
 
 
 def safe_name(text: str) -> str:
-    """A text as the name of a file: no separators, nothing hidden, at most 80 characters."""
+    """Converts a text to a file name: no separators, nothing hidden, at most 80 characters."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:80].lstrip(".") or "unnamed"
 
 
 def content_of(store: ArtifactStore, artifact: Artifact | None) -> bytes | None:
-    """An artifact's bytes; None where there are none. Raises: ArtifactStoreUnavailable."""
+    """Returns an artifact's bytes; None where there are none. Raises: ArtifactStoreUnavailable."""
     if artifact is None or artifact.key is None:
         return None
     try:
@@ -169,14 +169,11 @@ def content_of(store: ArtifactStore, artifact: Artifact | None) -> bytes | None:
         return None
 
 
-# --- Predictions ----------------------------------------------------------------------------------------------------
-
-
 def _write_predictions(source: ExportSource, to: Path) -> int:
-    """A line per instance, with its patch, as the harness of its dataset reads them: SWE-bench's or Multi-SWE-bench's.
+    """Writes a line with the patch per instance, in the form of its dataset's harness: SWE-bench or Multi-SWE-bench.
 
     Source: swebench 4.1.0 and 5.0.2, `harness.utils.get_predictions_from_file` and the keys of `harness.constants`;
-    multi-swe-bench 1.1.2, `harness.run_evaluation.Patch`, which passes over keys that it does not know.
+    multi-swe-bench 1.1.2, `harness.run_evaluation.Patch`, which ignores unknown keys.
     """
     seen: dict[str, ReportRow] = {}
     forms: dict[bool, str] = {}
@@ -206,7 +203,7 @@ def _write_predictions(source: ExportSource, to: Path) -> int:
 
 
 def _patch(source: ExportSource, row: ReportRow, result: TaskResult) -> str | None:
-    """The patch as text; an empty one is a prediction, too. None: left out, with the reason."""
+    """Returns the patch as text; an empty one is a prediction, too. None: left out, with the reason."""
     if not row.verdict.get("counts"):
         source.leave_out(row, "not scored")
         return None
@@ -223,12 +220,12 @@ def _patch(source: ExportSource, row: ReportRow, result: TaskResult) -> str | No
 
 
 def _instance_id(row: ReportRow) -> str:
-    said = row.spec["task"]["goal"].get("row", {}).get("instance_id")
-    return said if isinstance(said, str) and said else row.name
+    instance_id = row.spec["task"]["goal"].get("row", {}).get("instance_id")
+    return instance_id if isinstance(instance_id, str) and instance_id else row.name
 
 
 def _pull_request(row: ReportRow) -> dict[str, Any]:
-    """How Multi-SWE-bench names the task of one of its rows; empty: it is of another dataset."""
+    """Returns the keys by which Multi-SWE-bench names a task; empty: the row is of another dataset."""
     goal = row.spec["task"]["goal"]
     if goal.get("judge") != JudgeName.MULTI_SWE_BENCH:
         return {}
@@ -240,15 +237,13 @@ def _who(row: ReportRow) -> str:
 
 
 def _flags(row: ReportRow) -> dict[str, Any]:
-    """What a reader must not take for a plain result; harnesses pass over keys that they do not know."""
+    """Returns marks of results that are not plain ones; harnesses ignore unknown keys."""
     suspect = {"suspect": row.verdict["suspect"]} if row.verdict.get("suspect") else {}
     return {**suspect, **({"scripted": True} if row.scripted else {})}
 
 
-# --- Tables ---------------------------------------------------------------------------------------------------------
-
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters by which a spreadsheet takes a text for a formula."""
+"""First characters by which spreadsheets recognise a formula."""
 
 
 def _number(value: Any) -> float | None:
@@ -301,8 +296,8 @@ _TABLE: dict[str, tuple[str, Callable[[ReportRow], Any]]] = {
 
 
 def _table_row(row: ReportRow) -> dict[str, Any]:
-    made = {name: value(row) for name, (_, value) in _TABLE.items()}
-    return {name: str(one) if _TABLE[name][0] == "string" and one is not None else one for name, one in made.items()}
+    cells = {name: value(row) for name, (_, value) in _TABLE.items()}
+    return {name: str(one) if _TABLE[name][0] == "string" and one is not None else one for name, one in cells.items()}
 
 
 def _write_csv(source: ExportSource, to: Path) -> int:
@@ -317,7 +312,7 @@ def _write_csv(source: ExportSource, to: Path) -> int:
 
 
 def _cell(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula gets an apostrophe before it."""
+    """Returns a cell's value, with an apostrophe before a text that a spreadsheet would read as a formula."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
@@ -340,11 +335,8 @@ def _write_parquet(source: ExportSource, to: Path) -> int:
     return count + len(batch)
 
 
-# --- Trajectories ---------------------------------------------------------------------------------------------------
-
-
 def _write_trajectories(source: ExportSource, to: Path) -> int:
-    """A folder per task with one file per attempt, as stored, and `index.jsonl` with the result of each."""
+    """Writes a folder per task with one file per attempt, as stored, and `index.jsonl` with each result."""
     to.mkdir()
     count = 0
     with (to / "index.jsonl").open("w", encoding="utf-8") as index:

@@ -1,8 +1,8 @@
-"""Writes a run as a Harbor job: a folder of trials that Harbor's viewer, uploader and leaderboard read.
+"""Writes a run as a Harbor job: a folder of trials for Harbor's viewer, uploader and leaderboard.
 
-Source: harbor 0.25.0, `models.job`, `models.trial` and `models.trial.paths`; the layout of submissions and what the
-leaderboard of Terminal-Bench asks for (five trials of a task, trajectories of what passed, unchanged timeouts and
-resources) as its page says.
+Source: harbor 0.25.0, `models.job`, `models.trial` and `models.trial.paths`; the layout of submissions and the
+requirements of Terminal-Bench's leaderboard (five trials of a task, trajectories of what passed, unchanged timeouts and
+resources) from its page.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from app.models.endings import EndReason
 from app.models.outcome import Artifact, ArtifactKind, Phase, TaskResult
 
 _FEWEST_TRIALS = 5
-"""Of a task, which the leaderboard asks for."""
+"""Number of trials per task that the leaderboard requires."""
 _FILES = {
     ArtifactKind.TRAJECTORY: "agent/trajectory.json",
     ArtifactKind.AGENT_LOG: "agent/agent.log",
     ArtifactKind.TEST_REPORT: "verifier/test-stdout.txt",
     ArtifactKind.PATCH: "artifacts/patch.diff",
 }
-"""Where a trial has what we stored."""
+"""File of each stored artifact in a trial's folder, by kind."""
 
 
 @dataclass
 class _JobCounts:
-    """What the job's own result adds up, by names of trials."""
+    """Totals for the job's own result, by names of trials."""
 
     trials: Counter[str] = field(default_factory=Counter)  # by task
     rewards: dict[str, dict[float, list[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
@@ -42,12 +42,12 @@ class _JobCounts:
     attempts: int = 1
     scripted: int = 0
     suspect: int = 0
-    bare: int = 0  # solved, without a trajectory
+    bare: int = 0  # solved trials without a trajectory
     ended_at: str | None = None
 
 
 def write_harbor_job(source: ExportSource, to: Path) -> int:
-    """`metadata.yaml` for the leaderboard, and below it the job with a folder per trial; how many trials."""
+    """Writes `metadata.yaml` for the leaderboard, and the job with a folder per trial. Returns the number of trials."""
     job = to / safe_name(source.head.name or "run")
     job.mkdir(parents=True)
     counts = _JobCounts()
@@ -70,9 +70,9 @@ def _write_trial(source: ExportSource, job: Path, row: ReportRow, result: TaskRe
     name = f"{safe_name(row.name)[:32]}__{str(row.task_id)[-12:]}"
     folder = job / name
     has_trajectory = _write_artifacts(source, folder, result.artifacts)
-    made = _trial(source, row, name)
-    _write(folder / "config.json", made["config"])
-    _write(folder / "result.json", made)
+    trial = _trial(source, row, name)
+    _write(folder / "config.json", trial["config"])
+    _write(folder / "result.json", trial)
     if (reward := _reward(row)) is not None:
         (folder / "verifier" / "reward.txt").write_text(f"{reward:g}\n", encoding="utf-8")
     key = "__".join(filter(None, (row.agent, row.model, _dataset(source) or "adhoc")))
@@ -80,27 +80,24 @@ def _write_trial(source: ExportSource, job: Path, row: ReportRow, result: TaskRe
 
 
 def _write_artifacts(source: ExportSource, folder: Path, artifacts: tuple[Artifact, ...]) -> bool:
-    """Whether there is a trajectory."""
+    """Writes the stored artifacts. Returns whether there is a trajectory."""
     for name in ("agent", "verifier", "artifacts"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    found = False
+    has_trajectory = False
     for artifact in artifacts:
         place = _FILES.get(artifact.kind)
         if place is not None and (content := content_of(source.store, artifact)) is not None:
             (folder / place).write_bytes(content)
-            found |= artifact.kind is ArtifactKind.TRAJECTORY
-    return found
+            has_trajectory |= artifact.kind is ArtifactKind.TRAJECTORY
+    return has_trajectory
 
 
 def _write(file: Path, value: Any) -> None:
     file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-# --- A trial --------------------------------------------------------------------------------------------------------
-
-
 def _trial(source: ExportSource, row: ReportRow, name: str) -> dict[str, Any]:
-    """A trial's result by Harbor's fields; what Harbor has no field for is in the agent's metadata."""
+    """Builds a trial's result in Harbor's fields. Facts without a field there are in the agent's metadata."""
     reward = _reward(row)
     phases = row.phases
     model = {"name": row.model, "provider": None} if row.model else None
@@ -186,9 +183,6 @@ def _between(phases: dict[str, str], begin: Phase, end: Phase) -> dict[str, str]
     return {"started_at": phases[begin], "finished_at": phases[end]}
 
 
-# --- The job --------------------------------------------------------------------------------------------------------
-
-
 def _dataset(source: ExportSource) -> str | None:
     datasets = (source.head.provenance or {}).get("datasets") or []
     return str(datasets[0]["name"]) if len(datasets) == 1 and datasets[0].get("name") else None
@@ -243,9 +237,9 @@ def _job_result(source: ExportSource, counts: _JobCounts) -> dict[str, Any]:
 
 
 def _metadata(counts: _JobCounts) -> str:
-    """What a submission says of its agent and models; empty: to be filled in by whom it is."""
+    """Builds a submission's facts about its agent and models; the submitter fills in the empty ones."""
     models = sorted({model for _, model in counts.agents if model})
-    made = {
+    metadata = {
         "agent_url": "",
         "agent_display_name": ", ".join(sorted({agent for agent, _ in counts.agents})),
         "agent_org_display_name": "",
@@ -254,13 +248,13 @@ def _metadata(counts: _JobCounts) -> str:
             for name in models
         ],
     }
-    return yaml.safe_dump(made, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
 
 
 def _notes(counts: _JobCounts) -> list[str]:
-    """What keeps the job from a leaderboard, as far as we know."""
+    """Lists what keeps the job from a leaderboard, as far as known."""
     fewest = min(counts.trials.values(), default=0)
-    found = [
+    checks = [
         (fewest < _FEWEST_TRIALS, f"{fewest} trials of a task; the leaderboard asks for {_FEWEST_TRIALS}"),
         (counts.bare > 0, f"{counts.bare} solved trials have no trajectory; the leaderboard asks for all of them"),
         (counts.scripted > 0, f"{counts.scripted} trials were answered by the replay engine: no result of a model"),
@@ -268,4 +262,4 @@ def _notes(counts: _JobCounts) -> list[str]:
         (True, "timeouts and resources are those that the tasks were submitted with: see that they are the dataset's"),
         (True, "metadata.yaml lacks what MegaFlow does not know: URL, organisation and provider"),
     ]
-    return [note for applies, note in found if applies]
+    return [note for applies, note in checks if applies]

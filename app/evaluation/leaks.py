@@ -1,6 +1,6 @@
-"""Looks for a task's answer in its image, as the agent gets it: in files, caches, packages and git's objects.
+"""Searches a task's image, as the agent gets it, for its answer: files, caches, packages and git's objects.
 
-Commands run through the `Shell` alone, each bounded in time and output; what they print is parsed apart.
+Commands run only through the `Shell`, limited in time and output. Separate functions parse what they print.
 Source: SWE-bench #465: 21 of 100 trajectories read the answer from git's history.
 """
 
@@ -23,17 +23,17 @@ from app.models.spec import AgentTask, PatchSolution, TestsGoal
 
 
 class LeakKind(StrEnum):
-    GOLD = "gold"  # the gold solution's lines, or a file as it leaves it
+    GOLD = "gold"  # lines of the gold solution, or a file in its solved state
     TESTS = "tests"  # the hidden tests
-    COMMITS = "commits"  # after the base commit
-    REFLOG = "reflog"  # entries that tell of other states
+    COMMITS = "commits"  # commits after the base commit
+    REFLOG = "reflog"  # entries about other states
     UNREACHABLE = "unreachable"  # objects of git that nothing refers to
-    UNKNOWN = "unknown"  # a part of the scan did not come to its end
+    UNKNOWN = "unknown"  # a part of the scan did not finish
 
 
 @dataclass(frozen=True, slots=True)
 class LeakFinding:
-    """One thing that the image tells. place: a path, or where in git."""
+    """A leak found in the image. place: a path, or where in git."""
 
     kind: LeakKind
     place: str
@@ -45,12 +45,12 @@ class LeakFinding:
 
 @dataclass(frozen=True, slots=True)
 class Needles:
-    """What to look for. Lines by kind; `share` of them in one file is a finding."""
+    """Texts and files to search for. Lines by kind; `share` of them in one file is a finding."""
 
     lines: Mapping[LeakKind, frozenset[str]]
     share: Mapping[LeakKind, float]
     files: Mapping[str, tuple[LeakKind, str]] = field(default_factory=dict)  # sha256: kind and name
-    patch: bytes = b""  # the gold patch, to be applied aside
+    patch: bytes = b""  # the gold patch, applied to a separate index
     reverse: bool = False
     touched: tuple[str, ...] = ()
     base_commit: str = "HEAD"
@@ -62,14 +62,11 @@ _MOST_COMMITS, _MOST_OBJECTS, _MOST_FINDINGS = 20, 20_000, 50
 _SCAN_S = 180.0
 _MOST_OUTPUT = 1 << 20
 _OF_PATCH, _OF_FILES = 0.8, 1.0
-"""Of a patch's new lines; of a solution's files, which repeat most of what they change."""
-
-
-# --- What to look for -----------------------------------------------------------------------------------------------
+"""Shares of lines that are a finding: of a patch's new lines; of a solution's files, which repeat most old lines."""
 
 
 def needles_of(task: AgentTask, solution: bytes | None = None, tests: bytes | None = None) -> Needles:
-    """What would give the task away. solution, tests: the tars of its folders, where it has such."""
+    """Collects the texts and files that reveal the answer. solution, tests: tars of the task's folders, if any."""
     lines: dict[LeakKind, frozenset[str]] = {}
     files: dict[str, tuple[LeakKind, str]] = {}
     share = {LeakKind.GOLD: _OF_PATCH, LeakKind.TESTS: _OF_PATCH}
@@ -85,7 +82,7 @@ def needles_of(task: AgentTask, solution: bytes | None = None, tests: bytes | No
     elif tests is not None:
         files |= {digest: (LeakKind.TESTS, name) for name, digest in _digests(tests)}
     return Needles(
-        lines={kind: found for kind, found in lines.items() if len(found) >= _LEAST_LINES},
+        lines={kind: texts for kind, texts in lines.items() if len(texts) >= _LEAST_LINES},
         share=share,
         files=files,
         patch=patch if patch.endswith(b"\n") else patch + b"\n",
@@ -96,7 +93,7 @@ def needles_of(task: AgentTask, solution: bytes | None = None, tests: bytes | No
 
 
 def new_lines(patch: str, *, reverse: bool = False) -> frozenset[str]:
-    """Lines that a patch adds, long enough to be told apart; not those that it moves, or that stand around them."""
+    """Returns the lines that a patch adds, if long enough to be distinctive. Leaves out moved lines and context."""
     plus, minus = ("-", "+") if reverse else ("+", "-")
     body = [line for line in patch.split("\n") if not line.startswith(("+++ ", "--- "))]
     old = {line[1:].strip() for line in body if line.startswith((minus, " "))}
@@ -104,17 +101,17 @@ def new_lines(patch: str, *, reverse: bool = False) -> frozenset[str]:
 
 
 def _long(lines: Iterable[str]) -> frozenset[str]:
-    """The longest of those that say enough, stripped."""
+    """Returns the longest of the distinctive lines, stripped."""
     stripped = {line.strip() for line in lines}
     enough = [line for line in stripped if len(line) >= _LEAST_LINE and line.isprintable()]
     return frozenset(sorted(enough, key=lambda line: (-len(line), line))[:_MOST_LINES])
 
 
 def touched_by(patch: str) -> tuple[str, ...]:
-    """Files that a patch leaves changed or new, by git's heads."""
-    found = re.findall(r"^diff --git a/.+ b/(.+)$", patch, re.MULTILINE)
-    found = found or re.findall(r"^\+\+\+ b/([^\t\n]+)", patch, re.MULTILINE)
-    return tuple(dict.fromkeys(found))[:100]
+    """Returns the files that a patch leaves changed or new, by git's headers."""
+    paths = re.findall(r"^diff --git a/.+ b/(.+)$", patch, re.MULTILINE)
+    paths = paths or re.findall(r"^\+\+\+ b/([^\t\n]+)", patch, re.MULTILINE)
+    return tuple(dict.fromkeys(paths))[:100]
 
 
 def _members(archive: bytes) -> Iterable[tuple[str, bytes]]:
@@ -137,15 +134,13 @@ def _digests(archive: bytes) -> list[tuple[str, str]]:
     ]
 
 
-# --- Commands -------------------------------------------------------------------------------------------------------
-
 _FILES = (
     r"find {root} \( -path /proc -o -path /sys -o -path /dev -o -path /opt/megaflow -o -path {patterns} \) -prune"
     r" -o -type f \( -size -4096k -o -size -65536k ! -name '*.so' ! -name '*.so.*' ! -name '*.a' \)"
     r" {named} -print0 2>/dev/null"
 )
 _GREP = "LC_ALL=C xargs -0 -r grep -aoHFf {patterns} -- 2>/dev/null | sort -u | head -c {most}; true"
-# Of wheels, source releases and what installers keep under other names; a zip by whichever program there is.
+# Wheels, source releases, and caches of installers under other names. Any available program unpacks a zip.
 _ARCHIVES = (
     r"\( -name '*.whl' -o -name '*.egg' -o -name '*.zip' -o -name '*.jar' -o -name '*.crate' -o -name '*.tgz' -o -name"
     r" '*.tar' -o -name '*.tar.*' -o -name '*.body' -o -path '*/pip/http/*' -o -path '*/_cacache/content-v2/*' \)"
@@ -184,11 +179,11 @@ _APPLIED = (
 
 
 def scan(shell: Shell, needles: Needles) -> list[LeakFinding]:
-    """What the environment tells of the task's answer; at most 50 findings, the gold solution's first.
+    """Searches the environment for the task's answer. Returns at most 50 findings, the gold solution's first.
 
-    It is a fresh one, as the agent gets it, and is left with a file in `/tmp`. Raises: EnvironmentFailed.
+    The environment is a fresh one, as the agent gets it. A file remains in its `/tmp`. Raises: EnvironmentFailed.
     """
-    found: list[LeakFinding] = []
+    findings: list[LeakFinding] = []
     has_git = shell.run("[ -e .git ] && command -v git >/dev/null", timeout_s=_SCAN_S).ok
     patterns = _put_patterns(shell, needles)
     files = dict(needles.files)
@@ -196,15 +191,15 @@ def scan(shell: Shell, needles: Needles) -> list[LeakFinding]:
         commit = shlex.quote(needles.base_commit)
         base = f"$(git rev-parse -q --verify refs/replace/{commit} || echo {commit})"
         files |= _as_solved(shell, needles, base)
-        told = _output(shell, GIT + _COMMITS.format(base=base, most=_MOST_COMMITS, objects=_MOST_OBJECTS), found)
-        found += history_findings(told)
+        output = _output(shell, GIT + _COMMITS.format(base=base, most=_MOST_COMMITS, objects=_MOST_OBJECTS), findings)
+        findings += history_findings(output)
         if patterns:
             command = _OBJECTS.format(base=base, objects=_MOST_OBJECTS, patterns=patterns, most=_MOST_OUTPUT)
-            lines = {".git": set(_output(shell, GIT + command, found).split("\n"))}
-            found += text_findings(lines, needles, where="git's objects that are not of the base")
+            lines = {".git": set(_output(shell, GIT + command, findings).split("\n"))}
+            findings += text_findings(lines, needles, where="git's objects that are not of the base")
     if patterns:
         for command in text_commands(patterns):
-            found += text_findings(matches(_output(shell, command, found), needles), needles)
+            findings += text_findings(matches(_output(shell, command, findings), needles), needles)
     if files:
         named = " -o ".join(
             f"-name {shlex.quote(name)}" for name in sorted({name.rpartition("/")[2] for _, name in files.values()})
@@ -214,12 +209,12 @@ def scan(shell: Shell, needles: Needles) -> list[LeakFinding]:
             + " | "
             + _HASH.format(most=_MOST_OUTPUT)
         )
-        found += file_findings(_output(shell, command, found), files)
-    return sorted(dict.fromkeys(found), key=lambda one: list(LeakKind).index(one.kind))[:_MOST_FINDINGS]
+        findings += file_findings(_output(shell, command, findings), files)
+    return sorted(dict.fromkeys(findings), key=lambda one: list(LeakKind).index(one.kind))[:_MOST_FINDINGS]
 
 
 def text_commands(patterns: str, root: str = "/") -> tuple[str, str]:
-    """What prints the lines of `patterns` that stand in files, and in the files that archives hold."""
+    """Returns commands that print the lines of `patterns` in files, and in the files inside archives."""
     plain = _GREP.format(patterns=patterns, most=_MOST_OUTPUT)
     inside = _GREP_INSIDE.format(patterns=patterns, most=_MOST_OUTPUT, unzip=_UNZIP)
     files = partial(_FILES.format, root=root, patterns=patterns)
@@ -227,8 +222,8 @@ def text_commands(patterns: str, root: str = "/") -> tuple[str, str]:
 
 
 def _put_patterns(shell: Shell, needles: Needles) -> str:
-    """The file with all lines that are looked for; empty: there are none."""
-    lines = sorted({line for found in needles.lines.values() for line in found})
+    """Writes a file with all lines to search for. Returns its path; empty: there are none."""
+    lines = sorted({line for texts in needles.lines.values() for line in texts})
     if not lines:
         return ""
     path = "/tmp/.megaflow-leak-patterns"
@@ -237,40 +232,37 @@ def _put_patterns(shell: Shell, needles: Needles) -> str:
 
 
 def _as_solved(shell: Shell, needles: Needles, base: str) -> dict[str, tuple[LeakKind, str]]:
-    """The files as the gold patch leaves them, by their sha256: applied aside, so that the checkout stays as it is."""
+    """Returns the files after the gold patch, by their sha256. A separate index keeps the checkout unchanged."""
     if not needles.patch.strip() or not needles.touched:
         return {}
     paths = " ".join(map(shlex.quote, needles.touched))
     command = _APPLIED.format(base=base, how="-R " if needles.reverse else "", paths=paths)
-    done = shell.run(GIT + command, timeout_s=_SCAN_S, stdin=needles.patch)
-    return solved_files(done.stdout.decode("utf-8", "replace")) if done.ok else {}
+    result = shell.run(GIT + command, timeout_s=_SCAN_S, stdin=needles.patch)
+    return solved_files(result.stdout.decode("utf-8", "replace")) if result.ok else {}
 
 
 def _output(shell: Shell, command: str, found: list[LeakFinding]) -> str:
-    done = shell.run(command, timeout_s=_SCAN_S, stdin=b"")
-    if done.exit_code is None or done.truncated:
-        why = f"no end within {_SCAN_S:g} s" if done.exit_code is None else "more output than is kept"
+    result = shell.run(command, timeout_s=_SCAN_S, stdin=b"")
+    if result.exit_code is None or result.truncated:
+        why = f"no end within {_SCAN_S:g} s" if result.exit_code is None else "more output than is kept"
         found.append(LeakFinding(LeakKind.UNKNOWN, "a part of the scan", why))
-    return done.stdout.decode("utf-8", "replace")
-
-
-# --- What they print ------------------------------------------------------------------------------------------------
+    return result.stdout.decode("utf-8", "replace")
 
 
 def matches(output: str, needles: Needles) -> dict[str, set[str]]:
-    """By path, the lines of `grep -oH` that are looked for; a path may hold colons."""
-    wanted = {line for found in needles.lines.values() for line in found}
+    """Returns by path the searched lines in the output of `grep -oH`; a path may contain colons."""
+    needle_lines = {line for texts in needles.lines.values() for line in texts}
     by_path: dict[str, set[str]] = defaultdict(set)
     for line in output.split("\n"):
         for at in (one.start() for one in re.finditer(":", line)):
-            if line[at + 1 :] in wanted:
+            if line[at + 1 :] in needle_lines:
                 by_path[line[:at]].add(line[at + 1 :])
                 break
     return dict(by_path)
 
 
 def text_findings(found: Mapping[str, set[str]], needles: Needles, *, where: str = "") -> list[LeakFinding]:
-    """Places that hold at least a kind's share of its lines."""
+    """Returns the places that hold at least a kind's share of its lines."""
     findings = []
     for kind, lines in needles.lines.items():
         for path, there in sorted(found.items()):
@@ -281,7 +273,7 @@ def text_findings(found: Mapping[str, set[str]], needles: Needles, *, where: str
 
 
 def solved_files(output: str) -> dict[str, tuple[LeakKind, str]]:
-    """`sha256 size path` lines: files as the gold patch leaves them, by their sha256; tiny ones say nothing."""
+    """Parses `sha256 size path` lines: files after the gold patch, by their sha256. Leaves out tiny files."""
     files = {}
     for line in output.split("\n"):
         digest, _, rest = line.partition(" ")
@@ -292,7 +284,7 @@ def solved_files(output: str) -> dict[str, tuple[LeakKind, str]]:
 
 
 def file_findings(output: str, files: Mapping[str, tuple[LeakKind, str]]) -> list[LeakFinding]:
-    """`sha256sum` lines of files that are the same as one that would give the task away."""
+    """Parses `sha256sum` lines. Returns the files equal to one that would reveal the answer."""
     findings = []
     for line in output.split("\n"):
         digest, _, path = line.partition("  ")
@@ -303,7 +295,7 @@ def file_findings(output: str, files: Mapping[str, tuple[LeakKind, str]]) -> lis
 
 
 def history_findings(output: str) -> list[LeakFinding]:
-    """What git tells of other states: commits after the base, reflog entries of other commits, unreachable objects."""
+    """Returns git's traces of other states: later commits, reflog entries of other commits, unreachable objects."""
     commits: list[str] = []
     moved: set[str] = set()
     objects: dict[str, int] = defaultdict(int)

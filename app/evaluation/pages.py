@@ -1,4 +1,4 @@
-"""Writes a report as one HTML file that needs nothing else: no script, no address, all text escaped. No I/O."""
+"""Writes a report as one self-contained HTML file: no script, no address, all text escaped. No I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}li,p{overflow-wrap:
 @media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}td,th{border-color:#30363d}.note{color:#9da7b1}}
 """
 STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-"""Of the page's style, for a content security policy."""
+"""Hash of the page's style, for a content security policy."""
 _APART = "Agents that say something about tasks and not about a model (oracle, nop, …) are counted apart, below."
 _HEADERS = (
     "part",
@@ -38,7 +38,7 @@ _HEADERS = (
 
 
 def html_page(report: Report, transcripts: TranscriptReport | None = None) -> str:
-    """The whole page; with what the transcript checks found, where they were made."""
+    """Returns the whole page, with the findings of the transcript checks, if they were made."""
     agents = report.by["agent"]
     several = len(agents) > 1
     rates = ", ".join(f"{one.name} {_percent(one.rate)}" if several else _percent(one.rate) for one in agents)
@@ -67,7 +67,7 @@ def html_page(report: Report, transcripts: TranscriptReport | None = None) -> st
 
 
 def _headline(part: Slice, name: str) -> str:
-    """One agent's pass rate. name: the agent's, where there are several."""
+    """Returns one agent's pass rate. name: the agent's, if there are several."""
     lost = f"; not scored: {escape(causes_of(part))}" if part.lost else ""
     return (
         f"<p>{escape(name)} <span class='big'>{_percent(part.rate)}</span> {escape(_interval(part.rate))}</p>"
@@ -97,7 +97,7 @@ def _row(part: Slice) -> str:
 
 
 def _bar(rate: Rate | None) -> str:
-    """The interval as a line on a scale from 0 to 1, with the rate as a dot."""
+    """Draws the interval as a line on a scale from 0 to 1, with the rate as a dot."""
     if rate is None:
         return ""
     low, high, value = (round(100 * one, 1) for one in (rate.low, rate.high, rate.value))
@@ -138,11 +138,11 @@ def _transcripts(found: TranscriptReport | None) -> str:
         for one in found.tasks
         for finding in one.findings
     )
-    said = f"{found.checked} checked by rules, findings in {len(found.tasks)}; {found.without} tasks have none"
-    said += f"; {found.passed_over} were not read" if found.passed_over else ""
+    summary = f"{found.checked} checked by rules, findings in {len(found.tasks)}; {found.without} tasks have none"
+    summary += f"; {found.passed_over} were not read" if found.passed_over else ""
     head = '<tr><th>task</th><th>rule</th><th class="n">step</th><th>what the agent did</th></tr>'
     table = f"<table tabindex='0'>{head}{rows}</table>"
-    return f"<h2>Transcripts</h2><p>{said}</p>{table if rows else ''}"
+    return f"<h2>Transcripts</h2><p>{summary}</p>{table if rows else ''}"
 
 
 def _list(values: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Judges the finished attempts of a run again, without agents: from kept test reports, else from patches."""
+"""Judges the finished attempts of a run again, without agents: from stored test reports, else from patches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from app.models.states import AttemptState, TaskState
 log = structlog.get_logger()
 
 _ALIKE = ("reward", "counts", "tests", "suspect", "claimed_reward", "grader")
-"""A verdict that differs in none of these from the one that stands is not stored."""
+"""Fields to compare: a verdict that differs in none of them from the current one is not stored."""
 
 
 class Flip(Wire):
@@ -56,7 +56,7 @@ class Flip(Wire):
 
 
 class RegradeSummary(Wire):
-    """What a regrade came to. `stored`: verdicts that differ in their reward, their tests or their grader."""
+    """Outcome of a regrade. `stored`: verdicts that differ from the current ones in a field of `_ALIKE`."""
 
     judged: int = 0
     stored: int = 0
@@ -64,12 +64,12 @@ class RegradeSummary(Wire):
     unsolved_now: int = 0  # 1 to 0
     unscored_now: int = 0
     flips: tuple[Flip, ...] = ()
-    queued: int = 0  # gradings that never came to a score, for graders once more
+    queued: int = 0  # gradings without a score, queued for graders again
     left_out: dict[str, int] = {}  # by reason
 
 
 VerifierPlace = Callable[[AgentTask], AbstractContextManager[Shell]]
-"""Makes the environment of a task for the block: one in which it can be graded."""
+"""Creates an environment for the block, in which a task can be graded."""
 _OTHER_GRADER = "judged by another grader"
 _IN_PLACE = "its script judged where the agent worked, which is gone: submit the task again"
 _APART = "its goal is a script, whose report does not say all that the script saw: `--anew` grades what was handed over"
@@ -78,12 +78,12 @@ _NO_SUBMISSION = "it ended before anything was left to a grader: `megaflow retry
 
 
 class _LeftOut(Exception):
-    """Why an attempt cannot be regraded; the text is the reason that is counted."""
+    """Raised when an attempt cannot be regraded; its text is the counted reason."""
 
 
 @dataclass(slots=True)
 class _Regrade:
-    """One regrade of a run. grader: of verdicts that are judged again; None: all. place: as of `regrade`."""
+    """A regrade of a run. grader: the grader whose verdicts are judged again; None: all. place: as in `regrade`."""
 
     store: ArtifactStore
     libraries: LibraryJudges | None
@@ -92,7 +92,7 @@ class _Regrade:
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def again(self, row: ReportRow, result: TaskResult) -> tuple[Verdict, Verdict] | str:
-        """The verdict that stands and the one that is due, or why there is none."""
+        """Returns the current verdict and the new one, or why there is no new one."""
         try:
             last = result.attempt
             if last is None or last.state is not AttemptState.FINISHED or last.verdict is None:
@@ -108,7 +108,7 @@ class _Regrade:
             return str(reason)
 
     def anew(self, database: Database, row: ReportRow, result: TaskResult, why: str) -> tuple[Verdict, Verdict] | str:
-        """The same by what was left to a grader, in a fresh environment; `why` it is due, where that cannot be."""
+        """Grades the submission in a fresh environment, as `again` returns it. why: the reason that `again` gave."""
         last, task, place = result.attempt, AgentTask.model_validate(row.spec["task"]), self.place
         if place is None or why == _OTHER_GRADER or last is None or last.verdict is None:
             return why
@@ -125,9 +125,9 @@ class _Regrade:
                 raise GradingFailed("expected a verdict without doubt; found one that the control may have caused")
         except (ArtifactMissing, GradingFailed, StationError) as error:
             return f"{why}; nor graded anew: {str(error).partition(' found')[0][:160]}"
-        if (kept := next((one.key for one in last.artifacts if one.key), None)) is None:
+        if (stored_key := next((one.key for one in last.artifacts if one.key), None)) is None:
             return why
-        folder = kept.rpartition("/")[0]
+        folder = stored_key.rpartition("/")[0]
         key, digest = f"{folder}/regraded_report.txt", hashlib.sha256(graded.report).hexdigest()
         url, size = self.store.put(key, graded.report), len(graded.report)
         report = Artifact(kind=ArtifactKind.TEST_REPORT, key=key, url=url, size_bytes=size, sha256=digest)
@@ -136,7 +136,7 @@ class _Regrade:
         return last.verdict, self._ruled(row, graded.verdict.suspected(last.verdict.suspect))
 
     def _submitted(self, task: AgentTask, last: AttemptRecord) -> GradingInput | None:
-        """What the attempt left to a grader; None: it was judged where the agent worked, or nothing is kept of it.
+        """Returns what the attempt left to a grader; None: it was graded where the agent worked, or nothing is stored.
 
         Raises: ArtifactMissing, ArtifactStoreUnavailable.
         """
@@ -154,15 +154,15 @@ class _Regrade:
         assert attempt.verdict is not None
         if attempt.verdict.detail.startswith(BROKE_GRADING):
             raise _LeftOut("broke grading")
-        kept = next((one for one in attempt.artifacts if one.kind is ArtifactKind.TEST_REPORT), None)
+        artifact = next((one for one in attempt.artifacts if one.kind is ArtifactKind.TEST_REPORT), None)
         try:
-            if kept is None or kept.key is None:
+            if artifact is None or artifact.key is None:
                 raise _LeftOut("no test report kept")
-            report = self.store.get(kept.key)
-            found = hashlib.sha256(report).hexdigest()
-            if kept.sha256 is not None and found != kept.sha256:
-                expected = f"expected the report that was recorded, sha256 {kept.sha256}; found sha256 {found}"
-                raise ArtifactChanged(f"{kept.key}: {expected}; put the recorded one back")
+            report = self.store.get(artifact.key)
+            digest = hashlib.sha256(report).hexdigest()
+            if artifact.sha256 is not None and digest != artifact.sha256:
+                expected = f"expected the report that was recorded, sha256 {artifact.sha256}; found sha256 {digest}"
+                raise ArtifactChanged(f"{artifact.key}: {expected}; put the recorded one back")
             if (run := read_report(report)).unended:
                 raise _LeftOut("its tests did not end, and no report says whose fault that was")
             return run
@@ -174,26 +174,26 @@ class _Regrade:
     def _verdict(self, row: ReportRow, goal: TestsGoal, run: TestRun, before: Verdict) -> Verdict:
         task = row.spec["task"]
         try:
-            found = TestsGrader(goal, self.libraries).verdict(run, limit_s=task["limits"]["grading_timeout_s"])
+            verdict = TestsGrader(goal, self.libraries).verdict(run, limit_s=task["limits"]["grading_timeout_s"])
         except TestRunnerMissing as error:
             return Verdict(reward=None, counts=False, detail=str(error), grader=before.grader, suspect=before.suspect)
         except GradingFailed as error:
             raise _LeftOut(f"not judged: {str(error).partition(' found')[0][:160]}") from error
         if run.out_of_memory:
             killed = out_of_memory(GradingInput(AgentTask.model_validate(task), None, None))
-            found = found.model_copy(update={"detail": f"{found.detail}; {killed}"})
+            verdict = verdict.model_copy(update={"detail": f"{verdict.detail}; {killed}"})
         if before.suspect:
-            found = found.suspected(before.suspect)
-        elif found.resolved and not before.resolved and run.rule is None:
+            verdict = verdict.suspected(before.suspect)
+        elif verdict.resolved and not before.resolved and run.rule is None:
             raise _LeftOut("solved now, by a report that does not say whether a rule makes it suspect")
-        return self._ruled(row, found)
+        return self._ruled(row, verdict)
 
     def _ruled(self, row: ReportRow, found: Verdict) -> Verdict:
         return found.ruled(reward_by_rule(row.spec.get("rewards") or {}, EndReason(str(row.end_reason))))
 
 
 def _ungraded(row: ReportRow) -> str:
-    """Why there is no verdict to replace."""
+    """Returns why there is no verdict to replace."""
     if row.state != TaskState.FAILED:
         return "superseded or cancelled" if row.end_reason else "not ended yet"
     return _NOT_GRADED if "submission" in row.environment else _NO_SUBMISSION
@@ -208,13 +208,13 @@ def regrade(
     grader: str | None = None,
     place: VerifierPlace | None = None,
 ) -> RegradeSummary:
-    """Judge every kept report again and store the verdicts that differ. grader: only verdicts that this one gave.
+    """Judges every stored report again and stores the verdicts that differ. grader: only verdicts of this grader.
 
-    place: where that is graded of which no kept report gives the verdict, one after the other; None: it is left out.
-    With one, gradings that never came to a score are queued for graders again.
+    place: where attempts without a usable report are graded, one after the other; None: they are left out.
+    With a place and no grader, gradings without a score are queued for graders again.
 
-    Raises: ArtifactChanged, ArtifactStoreUnavailable, DatabaseUnavailable: what was stored until then stays; again
-    goes on.
+    Raises: ArtifactChanged, ArtifactStoreUnavailable, DatabaseUnavailable: verdicts stored before stay. Another call
+    continues.
     """
     work, left_out, flips = _Regrade(store, libraries, grader, place), Counter[str](), list[Flip]()
     counts: Counter[str] = Counter()
@@ -229,12 +229,12 @@ def regrade(
             for row, task, again in zip(rows, tasks, judged, strict=True):
                 if row.task_id in queued:
                     continue
-                found = work.anew(database, row, task, again) if isinstance(again, str) else again
-                if isinstance(found, str):
-                    left_out[found] += 1
+                outcome = work.anew(database, row, task, again) if isinstance(again, str) else again
+                if isinstance(outcome, str):
+                    left_out[outcome] += 1
                     continue
                 counts["judged"] += 1
-                before, after = found
+                before, after = outcome
                 if task.attempt is not None and _judgement(before) != _judgement(after):
                     due[task.attempt.id] = (row, before, after.after(before, work.at))
             stored = ends.regrade(database, {one: verdict for one, (_, _, verdict) in due.items()})

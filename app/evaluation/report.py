@@ -1,4 +1,4 @@
-"""Makes the report of a run: pass rate with its interval, what was lost and why, cost, versions. No I/O."""
+"""Builds the report of a run: pass rate with its interval, lost tasks and causes, cost, versions. No I/O."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from app.models.resources import Resources
 from app.models.spec import Wire
 
 BASELINES = frozenset({"oracle", "nop", "cheat", "replay"})
-"""Agents that say something about tasks and not about a model: reported apart."""
+"""Agents that measure tasks and not a model: reported separately."""
 MOST_LOSS = 0.02
 """Share of tasks that infrastructure may lose before a headline is refused."""
 _ALWAYS_THE_SAME = frozenset({"oracle", "nop"})
-"""Agents whose replicas are runs of one solution, also where it is no patch."""
+"""Agents whose replicas all run one solution, even if that is no patch."""
 _OF_ONE_AGENT = ("rate", "mean_reward", "cost_per_solved_usd", "seconds_per_solved")
-"""Figures that say nothing of several agents or models together."""
+"""Figures that mean nothing for several agents or models together."""
 Number = TypeVar("Number", int, float)
 _KS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -50,7 +50,7 @@ class Rate(Wire):
 class Slice(Wire):
     """Some of a run's tasks: all of them, or those of one agent, repository, language or end reason.
 
-    A suspect attempt is scored, with reward 0. What a replay engine answered is neither scored nor lost.
+    A suspect attempt is scored, with reward 0. Attempts answered by a replay engine are neither scored nor lost.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Slice(Wire):
     unfinished: int
     lost: dict[str, int]  # ended and not scored, by cause
     lost_to_infrastructure: int
-    memory_kills: int | None  # processes, for a memory limit of their task; None: not counted there
-    throttled_s: float | None  # by the limit of processors
-    out_of_time: int  # tasks that ended so
+    memory_kills: int | None  # processes killed at a memory limit of their task; None: not counted
+    throttled_s: float | None  # by the CPU limit
+    out_of_time: int  # tasks ended by the agent's timeout
     rate: Rate | None
     mean_reward: float | None
-    rewards_outside: int  # of the scored: below 0 or above 1
+    rewards_outside: int  # scored rewards below 0 or above 1
     pass_at: dict[int, float] = {}
     pass_hat: dict[int, float] = {}
     cost_usd: float | None = None
@@ -81,7 +81,7 @@ class Slice(Wire):
 
 
 class Report(Wire):
-    """A run as a reviewer wants it: the headline, its parts, and everything that the number depends on."""
+    """A run's report for reviewers: the headline, its parts, and everything that the numbers depend on."""
 
     run_id: str
     run: str
@@ -96,7 +96,7 @@ class Report(Wire):
 
 
 def report_of(head: RunHead, rows: Sequence[ReportRow]) -> Report:
-    """The report of a run by its rows."""
+    """Builds the report of a run from its rows."""
     measured = [row for row in rows if row.agent not in BASELINES]
     names = sorted({row.agent for row in rows} & BASELINES)
     agents, flaky = _by(measured, _who), flaky_tests(rows)
@@ -140,7 +140,7 @@ def require_headline(report: Report) -> None:
 
 
 def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
-    """The figures of some rows."""
+    """Computes the figures of some rows."""
     scored = [row for row in rows if _is_scored(row)]
     groups = groups_of(rows)
     solved = sum(_is_solved(row) for row in scored)
@@ -149,7 +149,7 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
     costs = [row.cost_usd for row in rows if row.cost_usd is not None]
     times = [seconds for row in rows if (seconds := row.agent_s) is not None]
     rewards = [_reward(row) for row in scored]
-    who = {(row.agent, row.model) for row in rows}  # attempts of several are no replicas of each other
+    who = {(row.agent, row.model) for row in rows}  # attempts of different ones are no replicas of each other
     most = max(map(len, groups.values()), default=0) if len(who) == 1 else 0
     at_least = sorted({k for k in (*_KS, most) if 0 < k <= most})
     return Slice(
@@ -171,8 +171,8 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
         rate=Rate.of(statistics.pass_rate(groups)),
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         rewards_outside=sum(not 0 <= one <= 1 for one in rewards),
-        pass_at={k: found for k in at_least if (found := statistics.pass_at(k, groups)) is not None},
-        pass_hat={k: found for k in at_least if (found := statistics.pass_hat(k, groups)) is not None},
+        pass_at={k: value for k in at_least if (value := statistics.pass_at(k, groups)) is not None},
+        pass_hat={k: value for k in at_least if (value := statistics.pass_hat(k, groups)) is not None},
         cost_usd=sum(costs) if costs else None,
         cost_per_solved_usd=sum(costs) / solved if costs and solved else None,
         agent_s=sum(times) if times else None,
@@ -184,13 +184,13 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
 
 
 def _sum(values: Iterable[Number | None]) -> Number | None:
-    """Of those that are known; None: none is."""
+    """Sums the known values; None: none is known."""
     known = [one for one in values if one is not None]
     return sum(known[1:], known[0]) if known else None
 
 
 def groups_of(rows: Iterable[ReportRow]) -> dict[str, list[bool]]:
-    """By task, of each scored replica whether it was solved."""
+    """Returns by task, for each scored replica, whether it was solved."""
     groups: dict[str, list[bool]] = defaultdict(list)
     for row in rows:
         if _is_scored(row):
@@ -199,17 +199,17 @@ def groups_of(rows: Iterable[ReportRow]) -> dict[str, list[bool]]:
 
 
 def flaky_tests(rows: Iterable[ReportRow]) -> dict[str, tuple[str, ...]]:
-    """By task, the tests whose outcome differed between runs of the same patch, or that its validation found flaky."""
-    found: dict[str, set[str]] = defaultdict(set)
+    """Returns by task the tests whose outcome differed between runs of one patch, or found flaky by validation."""
+    flaky: dict[str, set[str]] = defaultdict(set)
     runs: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
     for row in rows:
-        found[row.name].update(row.flipped)
+        flaky[row.name].update(row.flipped)
         solution = row.patch_sha256 or (row.agent if row.agent in _ALWAYS_THE_SAME else "")
         if solution and row.verdict.get("counts"):
             runs[row.name, solution].append(row.verdict.get("tests") or {})
     for (task, _), tests in runs.items():
-        found[task].update(flipped_tests(tests))
-    return {task: tuple(sorted(names)) for task, names in sorted(found.items()) if names}
+        flaky[task].update(flipped_tests(tests))
+    return {task: tuple(sorted(names)) for task, names in sorted(flaky.items()) if names}
 
 
 def _is_scored(row: ReportRow) -> bool:
@@ -237,50 +237,50 @@ def _by(rows: Sequence[ReportRow], key: Callable[[ReportRow], str]) -> tuple[Sli
 
 
 def repository(row: ReportRow) -> str:
-    """The task's repository, by its row or by its name's usual form."""
-    said = row.spec["task"]["goal"].get("row", {})
-    if isinstance(said.get("repo"), str):
-        org = said.get("org")
-        return f"{org}/{said['repo']}" if isinstance(org, str) else str(said["repo"])
+    """Returns the task's repository, from its row or from the usual form of its name."""
+    fields = row.spec["task"]["goal"].get("row", {})
+    if isinstance(fields.get("repo"), str):
+        org = fields.get("org")
+        return f"{org}/{fields['repo']}" if isinstance(org, str) else str(fields["repo"])
     owner, mark, rest = row.name.partition("__")
     return f"{owner}/{rest.rpartition('-')[0] or rest}" if mark else "unknown"
 
 
 def language(row: ReportRow) -> str:
-    """The task's language, where its row says one."""
-    said = row.spec["task"]["goal"].get("row", {})
-    found = said.get("language") or said.get("lang") or said.get("repo_language")
-    return str(found) if found else "unknown"
+    """Returns the task's language, if its row has one."""
+    fields = row.spec["task"]["goal"].get("row", {})
+    name = fields.get("language") or fields.get("lang") or fields.get("repo_language")
+    return str(name) if name else "unknown"
 
 
 _VERSIONS = ("image", "agent", "model", "prompt", "grader", "limits", "resources", "reward range")
 
 
 def versions(rows: Iterable[ReportRow]) -> dict[str, tuple[str, ...]]:
-    """What the figures depend on, each once: images by content, agents, models, prompts, graders, limits, resources.
+    """Returns the versions that the figures depend on, each once. Images are identified by content.
 
-    A prompt is what an agent was given beside its own: its arguments, and the texts of all tasks, each by digest.
+    A prompt is the input that an agent had besides its own: its arguments, and the texts of all tasks, each by digest.
     """
-    found: dict[str, set[str]] = {name: set() for name in _VERSIONS}
+    result: dict[str, set[str]] = {name: set() for name in _VERSIONS}
     texts: set[tuple[str, str]] = set()
     for row in rows:
         spec, task = row.spec, row.spec["task"]
-        found["image"].add(str(row.environment.get("image_id") or task["environment"].get("image") or "unknown"))
-        found["agent"].add(f"{row.agent} {row.environment.get('agent_version') or 'unknown'}")
-        found["model"].add(_model(spec.get("model")))
+        result["image"].add(str(row.environment.get("image_id") or task["environment"].get("image") or "unknown"))
+        result["agent"].add(f"{row.agent} {row.environment.get('agent_version') or 'unknown'}")
+        result["model"].add(_model(spec.get("model")))
         texts.add((row.name, task["description"]))
         if given := spec.get("agent_args"):
-            found["prompt"].add(f"{', '.join(sorted(given))} {_digest(sorted(given.items()))}")
+            result["prompt"].add(f"{', '.join(sorted(given))} {_digest(sorted(given.items()))}")
         if row.verdict.get("grader") or (row.verdict and not str(row.verdict.get("detail")).startswith(BROKE_GRADING)):
-            found["grader"].add(str(row.verdict.get("grader") or "unknown"))
+            result["grader"].add(str(row.verdict.get("grader") or "unknown"))
         limits = task["limits"]
         times = f"agent {limits['agent_timeout_s']:g} s, grading {limits['grading_timeout_s']:g} s"
-        found["limits"].add(f"{times}, {limits['max_steps']} steps")
-        found["resources"].add(resources_of(row).label)
-        found["reward range"].add(_reward_range(task["goal"]))
+        result["limits"].add(f"{times}, {limits['max_steps']} steps")
+        result["resources"].add(resources_of(row).label)
+        result["reward range"].add(_reward_range(task["goal"]))
     if texts:
-        found["prompt"].add(f"texts of tasks {_digest(sorted(texts))}")
-    return {name: tuple(sorted(values or {"unknown"})) for name, values in found.items()}
+        result["prompt"].add(f"texts of tasks {_digest(sorted(texts))}")
+    return {name: tuple(sorted(values or {"unknown"})) for name, values in result.items()}
 
 
 def _digest(said: object) -> str:
@@ -291,18 +291,18 @@ def _model(model: dict[str, Any] | None) -> str:
     if model is None:
         return "none"
     sampling = model.get("sampling") or {}
-    said = ", ".join(f"{name} {value}" for name, value in sorted(sampling.items()) if value is not None)
-    return f"{model['name']} ({said})" if said else str(model["name"])
+    options = ", ".join(f"{name} {value}" for name, value in sorted(sampling.items()) if value is not None)
+    return f"{model['name']} ({options})" if options else str(model["name"])
 
 
 def resources_of(row: ReportRow) -> Resources:
-    """What the task was guaranteed, and at most had."""
+    """Returns the task's guaranteed and maximum resources."""
     return Resources.model_validate(row.spec["task"]["environment"]["resources"])
 
 
 def _reward_range(goal: dict[str, Any]) -> str:
-    found = (0, 1) if goal["kind"] == "tests" else goal.get("reward_range")
-    return f"{found[0]:g} to {found[1]:g}" if found else "not stated by the task"
+    bounds = (0, 1) if goal["kind"] == "tests" else goal.get("reward_range")
+    return f"{bounds[0]:g} to {bounds[1]:g}" if bounds else "not stated by the task"
 
 
 def _who(row: ReportRow) -> str:
@@ -325,25 +325,25 @@ def _notes(
     if flaky:
         have = "1 task has" if len(flaky) == 1 else f"{len(flaky)} tasks have"
         yield f"{have} flaky tests, which make rewards chance in part (`megaflow dataset validate`)"
-    if found := unvalidated_note([row.validation for row in rows if row.agent not in BASELINES and _is_scored(row)]):
-        yield found
+    if note := unvalidated_note([row.validation for row in rows if row.agent not in BASELINES and _is_scored(row)]):
+        yield note
     if not any(row.agent in BASELINES for row in rows):
         yield "oracle and nop were not run with it: that the tasks can be solved and are not solved already is unknown"
 
 
 def _notes_of(part: Slice, name: str) -> Iterable[str]:
-    """What is to be known of one agent's rate. name: the agent's, where there are several."""
+    """Yields notes on one agent's rate. name: the agent's, if there are several."""
     if part.rewards_outside and part.mean_reward is not None:
         yield (
             f"{name}{part.rewards_outside} of {part.scored} rewards lie outside 0..1: the mean reward,"
             f" {part.mean_reward:.3f}, is no share of what could be had"
         )
     if part.scored and part.rate is not None and part.rate.method == "Wilson" and part.scored < 100:
-        # half of a difference's 95 % where both rates are 50 %
+        # half the width of a difference's 95 % interval if both rates are 50 %
         points = min(100.0, 196 * (0.5 / part.scored) ** 0.5)
         yield f"{name}{part.scored} scored tasks once each: differences below about {points:.0f} points are chance"
 
 
 def causes_of(part: Slice) -> str:
-    """Why tasks were not scored, each with how many."""
+    """Lists why tasks were not scored, each cause with its count."""
     return ", ".join(f"{count} {cause}" for cause, count in part.lost.items())

@@ -15,12 +15,12 @@ from statistics import NormalDist
 
 CONFIDENCE = 0.95
 Groups = Mapping[str, Sequence[bool]]
-"""By task: of each scored replica whether it was solved."""
+"""Results by task: for each scored replica, whether it was solved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with the bounds of its 95 % interval, and how that was found."""
+    """An estimate with the bounds of its 95 % interval, and the method of computing it."""
 
     value: float
     low: float
@@ -29,10 +29,10 @@ class Interval:
 
 
 def pass_rate(groups: Groups) -> Interval | None:
-    """The share of solved tasks; None without one that was scored.
+    """Returns the share of solved tasks; None if no task was scored.
 
-    One replica each: Wilson's interval. Several: Wilson's with the sample that is as informative as the tasks' spread
-    shows, and Student's quantile for that many tasks.
+    One replica per task: Wilson's interval. Several: Wilson's with the effective sample size that the spread between
+    tasks shows, and Student's quantile for the number of tasks.
     """
     scored = [solved for solved in groups.values() if solved]
     if not scored:
@@ -56,7 +56,7 @@ def _normal() -> float:
 
 
 def _student(freedom: int) -> float:
-    from scipy.special import stdtrit  # a third of the time that scipy.stats takes to import
+    from scipy.special import stdtrit  # imports in a third of the time of scipy.stats
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
@@ -69,25 +69,25 @@ def _wilson(rate: float, sample: float, quantile: float, method: str) -> Interva
 
 
 def pass_at(k: int, groups: Groups) -> float | None:
-    """pass@k: the chance that at least one of k replicas solves a task. None: no task has as many."""
-    found = [1 - _all_of(len(one) - sum(one), len(one), k) for one in groups.values() if len(one) >= k]
-    return sum(found) / len(found) if found else None
+    """Returns pass@k: the chance that at least one of k replicas solves a task. None: no task has k replicas."""
+    chances = [1 - _all_of(len(one) - sum(one), len(one), k) for one in groups.values() if len(one) >= k]
+    return sum(chances) / len(chances) if chances else None
 
 
 def pass_hat(k: int, groups: Groups) -> float | None:
-    """pass^k: the chance that all of k replicas solve a task. None: no task has as many."""
-    found = [_all_of(sum(one), len(one), k) for one in groups.values() if len(one) >= k]
-    return sum(found) / len(found) if found else None
+    """Returns pass^k: the chance that all of k replicas solve a task. None: no task has k replicas."""
+    chances = [_all_of(sum(one), len(one), k) for one in groups.values() if len(one) >= k]
+    return sum(chances) / len(chances) if chances else None
 
 
 def _all_of(marked: int, count: int, k: int) -> float:
-    """The chance that k drawn of `count` are all marked."""
+    """Returns the chance that k drawn of `count` are all marked."""
     return math.comb(marked, k) / math.comb(count, k)
 
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """What the second run has over the first on the tasks of both, and whether that is more than chance."""
+    """Difference of the second run to the first on the tasks of both, and whether it is more than chance."""
 
     tasks: int
     difference: Interval
@@ -97,7 +97,7 @@ class PairedDifference:
 
 
 def paired(first: Groups, second: Groups) -> PairedDifference | None:
-    """Compare task by task; None without a task that both have scored."""
+    """Compares task by task; None without a task that both have scored."""
     from scipy.stats import binomtest
 
     rates = {
@@ -117,9 +117,9 @@ def paired(first: Groups, second: Groups) -> PairedDifference | None:
 
 
 def _of_differences(differences: Sequence[float], replicas: int) -> Interval:
-    """The mean with its interval; two tasks more, one gained and one lost, keep it from being certain of a few tasks.
+    """Returns the mean with its interval. Two tasks are added, one gained and one lost, so few tasks are not certain.
 
-    One replica each: Bonett and Price's. Several: Student's t, where the two differ by one replica only.
+    One replica each: Bonett and Price's. Several: Student's t, where the added tasks differ by one replica only.
     """
     count, mean = len(differences), sum(differences) / len(differences)
     if replicas == 1 and all(one in (-1, 0, 1) for one in differences):
@@ -136,7 +136,7 @@ def _of_differences(differences: Sequence[float], replicas: int) -> Interval:
 
 
 def replicas_needed(first: Groups, second: Groups, difference: float, *, power: float = 0.8) -> int | None:
-    """Replicas of each task that show a difference of `difference` with this power; None: only more tasks would.
+    """Returns the replicas of each task that show `difference` with this power; None: only more tasks would.
 
     The spread between tasks does not shrink with replicas; the spread within them does.
     """
@@ -155,5 +155,5 @@ def replicas_needed(first: Groups, second: Groups, difference: float, *, power: 
 
 
 def _smoothed(solved: Sequence[bool]) -> float:
-    """A rate that is never quite 0 or 1: one replica says nothing of its own spread."""
+    """Returns a rate that is never exactly 0 or 1, as one replica says nothing about its own spread."""
     return (sum(solved) + 0.5) / (len(solved) + 1)

@@ -48,18 +48,18 @@ from app.settings import Settings
 from app.submission import size_of, specs_for
 
 ALL = "all"
-"""Every agent with a model, external ones too: SWE-agent only where its checkout is named, because no index has it."""
+"""Every agent with a model, external ones too. SWE-agent only where its checkout is set, as no package index has it."""
 
 
 class Submission(Wire):
-    """What `megaflow submit` and a schedule have in common."""
+    """Options that `megaflow submit` and a schedule have in common."""
 
-    dataset: str  # one, or several with commas between: a pool
+    dataset: str  # one, or several separated by commas: a pool
     agent: str
     mode: Mode = Mode.AUTO
     model: ModelChoice | None = None
     replicas: int = Field(default=1, ge=1, le=MOST_REPLICAS)
-    most_replicas: int | None = None  # as the next two, of a training run: `GroupRules`
+    most_replicas: int | None = None  # this and the next two are for training runs: see `GroupRules`
     quorum: int | None = None
     hedge_after: str | None = None
     selection: Selection = Selection()  # which of its tasks
@@ -69,10 +69,10 @@ class Submission(Wire):
     name: LabelText = ""
     resource_class: str = "standard"
     deadline_s: float | None = Field(default=None, gt=0, le=MOST_WAIT_S)  # from the submission on, for the whole run
-    delay_s: float = Field(default=0.0, ge=0, le=MOST_WAIT_S)  # nothing runs before
+    delay_s: float = Field(default=0.0, ge=0, le=MOST_WAIT_S)  # nothing runs earlier
     budget_usd: float | None = Field(default=None, gt=0)  # of model calls, the whole run
-    overrides: EnvironmentOverrides = EnvironmentOverrides()  # go before what the tasks say
-    limits: LimitOverrides = LimitOverrides()  # the same
+    overrides: EnvironmentOverrides = EnvironmentOverrides()  # override the tasks' values
+    limits: LimitOverrides = LimitOverrides()  # override the tasks' values
     agent_args: AgentArgs = {}
     rewards: RewardRules = {}  # by end reason
     max_running: int | None = Field(default=None, ge=1)  # attempts of the run at once
@@ -85,14 +85,14 @@ class Submission(Wire):
         return GroupRules(self.quorum, self.hedge_after, self.most_replicas)
 
     def scheduled(self) -> dict[str, Any]:
-        """As a schedule keeps it: paths are absolute, since another process reads them. Raises: DatasetInvalid."""
-        kept = self.model_dump(mode="json", exclude={"dataset"}, exclude_defaults=True)
-        return {"dataset": ",".join(map(_absolute, arguments_of(self.dataset))), "submission": kept}
+        """Returns the form that a schedule stores: absolute paths, for another process. Raises: DatasetInvalid."""
+        options = self.model_dump(mode="json", exclude={"dataset"}, exclude_defaults=True)
+        return {"dataset": ",".join(map(_absolute, arguments_of(self.dataset))), "submission": options}
 
     @model_validator(mode="before")
     @classmethod
     def _as_before(cls, given: Any) -> Any:
-        """Schedules of earlier releases have the conditions beside the dataset."""
+        """Moves conditions into `selection`: schedules of earlier releases have them next to the dataset."""
         if not isinstance(given, dict) or not (_EARLIER & given.keys()):
             return given
         old = {name: given[name] for name in _EARLIER & given.keys()}
@@ -106,29 +106,29 @@ _EARLIER = frozenset({"limit", "only", "exclude"})
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a submission comes to, and from where: `provenance` is kept with the run."""
+    """Specs of a submission. `provenance`: their origin, stored with the run."""
 
     specs: list[TaskSpec]
     provenance: dict[str, Any]
 
 
 def _absolute(dataset: str) -> str:
-    found = parsed(dataset)
-    if found.path is None or dataset == "demo":
+    argument = parsed(dataset)
+    if argument.path is None or dataset == "demo":
         return dataset
     name, equals, _ = dataset.partition("=")
-    return (f"{name}=" if equals and found.name else "") + str(found.path.absolute())
+    return (f"{name}=" if equals and argument.name else "") + str(argument.path.absolute())
 
 
 def specs_of(submission: Submission, settings: Settings, database: Database | None = None) -> list[TaskSpec]:
-    """A spec of every task. Raises: as `prepare`."""
+    """Returns a spec of every task. Raises: as `prepare`."""
     return prepare(submission, settings, database).specs
 
 
 def prepare(submission: Submission, settings: Settings, database: Database | None = None) -> Prepared:
-    """Read the datasets, choose among their tasks, and make a spec of each.
+    """Reads the datasets, selects tasks, and makes a spec of each.
 
-    database: the ledger; needed for a selection by the pass rates of a run alone.
+    database: the ledger; only needed for a selection by the pass rates of a run.
 
     Raises: DatasetInvalid, DatasetUnavailable, DependencyMissing, UnknownName, SpecInvalid, SettingsInvalid: then
         nothing was submitted; ArtifactStoreUnavailable.
@@ -159,7 +159,7 @@ def prepare(submission: Submission, settings: Settings, database: Database | Non
 
 
 def _agents(asked: str, known: Mapping[str, catalogue.Traits], settings: Settings) -> list[str]:
-    """The agents meant: one, several with commas between, or all with a model that this installation can have.
+    """Returns the agents: one, several separated by commas, or all with a model that this installation can run.
 
     Raises: UnknownName.
     """
@@ -179,9 +179,9 @@ def _agents(asked: str, known: Mapping[str, catalogue.Traits], settings: Setting
 def reading_of(
     settings: Settings, kind: EnvironmentKind = EnvironmentKind.DOCKER, *, store: bool = True
 ) -> Iterator[Reading]:
-    """How datasets are read here, for the block; a grading library is started by the first row that needs it.
+    """Provides the reading of datasets for the block. The first row that needs a grading library starts it.
 
-    store: put folders into the artifact store; False: only to look at a dataset.
+    store: put folders into the artifact store; False: only look at a dataset.
     """
     cache = settings.home / "cache" / "datasets"
     opened = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url) if store else None
@@ -200,7 +200,7 @@ def tasks_of(
     database: Database | None = None,
     own: Mapping[str, Selection] = MappingProxyType({}),
 ) -> tuple[list[AgentTask], dict[str, Any]]:
-    """The chosen tasks, and where they are from. own: which of a dataset come to the pool. Raises: as `prepare`."""
+    """Returns the chosen tasks and their provenance. own: selections by dataset for the pool. Raises: as `prepare`."""
     selection = submission.selection
     rates = _rates(selection, database)
     try:
@@ -226,7 +226,7 @@ def tasks_of(
 
 
 def _rates(selection: Selection, database: Database | None) -> dict[str, float] | None:
-    """The pass rates that a condition is about. Raises: UnknownName, DatabaseUnavailable; SpecInvalid: no ledger."""
+    """Returns the pass rates for a condition. Raises: UnknownName, DatabaseUnavailable; SpecInvalid: no ledger."""
     if selection.pass_rate_from is None:
         return None
     if database is None:
@@ -235,14 +235,14 @@ def _rates(selection: Selection, database: Database | None) -> dict[str, float] 
 
 
 def demo_tasks(settings: Settings, kind: EnvironmentKind) -> list[AgentTask]:
-    """The demo dataset's tasks."""
+    """Returns the demo dataset's tasks."""
     return tasks_of(Submission(dataset="demo", agent="nop", environment=kind), settings)[0]
 
 
 def run_of(
     submission: Submission, settings: Settings, database: Database | None = None, idempotency_key: str | None = None
 ) -> NewRun:
-    """What to accept for the submission; its times count from now. Raises: as `prepare`."""
+    """Returns the run to accept for the submission; its times count from now. Raises: as `prepare`."""
     prepared = prepare(submission, settings, database)
     return NewRun(
         specs=prepared.specs,
@@ -263,7 +263,7 @@ def run_of(
 
 
 def _label(dataset: str) -> str:
-    """Of a run without a name: `swe-gym`, `rows`, `swe-gym+rows`."""
+    """Names a run without a name: `swe-gym`, `rows`, `swe-gym+rows`."""
     return "+".join(Path(one.rpartition("=")[2]).stem for one in arguments_of(dataset))
 
 

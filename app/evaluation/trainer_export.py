@@ -1,4 +1,4 @@
-"""Writes a run for trainers: samples as each trainer reads them, and good trajectories for supervised training."""
+"""Writes a run for trainers: samples in each trainer's format, good trajectories for supervised training."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ _MSGPACK = ".msgpack"
 
 
 def write_verl(source: ExportSource, to: Path) -> int:
-    """Rows of verl's batches: `uid`, `prompts`, `responses`, `response_mask`, `rollout_log_probs`, `reward`."""
+    """Writes rows of verl's batches: `uid`, `prompts`, `responses`, `response_mask`, `rollout_log_probs`, `reward`."""
     return _write_samples(source, to, lambda rows: [verl.record(row) for row in rows])
 
 
 def write_trl(source: ExportSource, to: Path) -> int:
-    """What TRL's `rollout_func` returns, a line for each sample, with its group."""
+    """Writes the results of TRL's `rollout_func`, a line for each sample, with its group."""
     return _write_samples(source, to, lambda rows: [{"group_id": row["group_id"], **trl.record(row)} for row in rows])
 
 
 def write_prime_rl(source: ExportSource, to: Path) -> int:
-    """prime-rl's `TrainingSample`s, with the advantages of their groups; in msgpack as arrays."""
+    """Writes prime-rl's `TrainingSample`s, with the advantages of their groups; in msgpack as arrays."""
     return _write_samples(source, to, prime_rl.positional if to.suffix == _MSGPACK else prime_rl.training_samples)
 
 
 def _write_samples(source: ExportSource, to: Path, records: Callable[[Sequence[Row]], Records]) -> int:
-    """One group after the other. Raises: ExportRefused: the run has no samples."""
+    """Writes one group after the other. Raises: ExportRefused: the run has no samples."""
     _refuse_other_purposes(source, Purpose.TRAINING)
     stored = training.stored_samples(source.database, source.run_id)
-    kept = [one for one in stored if source.chooses(one.agent, one.replica)]
-    if not kept:
+    chosen = [one for one in stored if source.chooses(one.agent, one.replica)]
+    if not chosen:
         raise ExportRefused(
             f"expected samples of run {source.head.name!r}, found none; `megaflow experience open` before its attempts"
             " end, and a policy whose engine gives token ids"
         )
     count = 0
     with _writing(to) as add:
-        for _, group in groupby(kept, key=lambda one: one.group_id):
-            made = records([row for one in group for row in files.read(source.store.get(one.key))])
-            add(made)
-            count += len(made)
+        for _, group in groupby(chosen, key=lambda one: one.group_id):
+            group_records = records([row for one in group for row in files.read(source.store.get(one.key))])
+            add(group_records)
+            count += len(group_records)
     return count
 
 
@@ -77,12 +77,12 @@ def _refuse_other_purposes(source: ExportSource, *purposes: Purpose) -> None:
 
 _ARRAY = struct.Struct(">BI")
 _ARRAY_OF_32 = 0xDD
-"""How an array with a length of 32 bits begins in msgpack."""
+"""First byte of an msgpack array whose length has 32 bits."""
 
 
 @contextmanager
 def _writing(to: Path) -> Iterator[Callable[[Records], None]]:
-    """Parquet or one array of msgpack where the file is called so, else JSON lines."""
+    """Opens a writer by the file's suffix: Parquet, one array of msgpack, else JSON lines."""
     if to.suffix == _MSGPACK:
         count = 0
         with to.open("wb") as packed:
@@ -119,18 +119,16 @@ def _writing(to: Path) -> Iterator[Callable[[Records], None]]:
             writer.close()
 
 
-# --- Supervised training --------------------------------------------------------------------------------------------
-
 _TAUGHT = frozenset({BranchKind.MAIN, BranchKind.CONTINUATION, BranchKind.SUB_AGENT})
-"""Conversations worth imitating: not what was not gone on from, nor titles."""
+"""Conversations worth imitating: no abandoned ones, no titles."""
 
 
 def write_sft(source: ExportSource, to: Path) -> int:
-    """A line for each conversation of the trajectories that are kept: messages and tools as OpenAI writes them, token
-    ids and the mask of the model's own where an engine gave them.
+    """Writes a line for each conversation of the selected trajectories: messages and tools in OpenAI's form, token
+    ids and the mask of the model's own tokens if an engine gave them.
 
-    Kept: scored, not suspect, of at least the reward and at most the turns that are asked for, and no duplicate, which
-    has the same token ids (without ids: the same answers) or the same patch as another at the same task.
+    Selected: scored, not suspect, at least `min_reward`, at most `max_turns`, no duplicate. Duplicates have the same
+    token ids (without ids: the same answers) or the same patch as another trajectory of the same task.
     """
     _refuse_other_purposes(source, Purpose.SYNTHESIS, Purpose.TRAINING)
     if to.suffix in (".parquet", _MSGPACK):
@@ -149,16 +147,16 @@ def write_sft(source: ExportSource, to: Path) -> int:
                 source.leave_out(row, reason or "duplicate")
                 continue
             seen[row.name] |= identities
-            made = list(_conversations(row, calls, taught))
-            add(made)
-            count += len(made)
+            lines = list(_conversations(row, calls, taught))
+            add(lines)
+            count += len(lines)
     return count
 
 
 def _calls(source: ExportSource, row: ReportRow, result: TaskResult) -> list[StoredCall] | None:
-    """The calls of a trajectory whose verdict is good enough; None: it is left out, with the reason."""
+    """Returns the calls of a trajectory with a good enough verdict. None: it is left out, with the reason."""
     reward, least = row.verdict.get("reward"), source.min_reward
-    found = next((one for one in result.artifacts if one.kind is ArtifactKind.MODEL_CALLS), None)
+    stored = next((one for one in result.artifacts if one.kind is ArtifactKind.MODEL_CALLS), None)
     reason = ""
     if not row.verdict.get("counts") or reward is None:
         reason = "not scored"
@@ -166,7 +164,7 @@ def _calls(source: ExportSource, row: ReportRow, result: TaskResult) -> list[Sto
         reason = "suspect"
     elif reward < least:
         reason = f"reward below {least:g}"
-    elif (content := content_of(source.store, found)) is None:
+    elif (content := content_of(source.store, stored)) is None:
         reason = "its model calls were not kept"
     else:
         try:
@@ -185,7 +183,7 @@ def _unfit(source: ExportSource, taught: Sequence[Branch]) -> str:
 
 
 def _identities(row: ReportRow, taught: Sequence[Branch]) -> set[object]:
-    """By what a trajectory is known again: the answers of its main conversation, its patch."""
+    """Returns what identifies a trajectory's duplicates: the answers of its main conversation, its patch."""
     answers = tuple(
         node.call.token_ids if node.call.token_ids is not None else json.dumps(node.call.reply, sort_keys=True)
         for branch in taught[:1]
@@ -197,11 +195,11 @@ def _identities(row: ReportRow, taught: Sequence[Branch]) -> set[object]:
 def _conversations(row: ReportRow, calls: Sequence[StoredCall], taught: Sequence[Branch]) -> Iterator[dict[str, Any]]:
     try:
         samples = samples_of(calls)
-    except SampleRefused:  # an engine that gives no ids
+    except SampleRefused:  # the engine gives no token ids
         samples = []
     for branch in taught:
         whole = [one for one in samples if one.branch == branch.number]
-        sample = whole[0] if len(whole) == 1 else None  # in several parts: no one sequence is the conversation
+        sample = whole[0] if len(whole) == 1 else None  # in several parts: no single sequence is the conversation
         last = branch.nodes[-1].call
         messages = [*last.messages, *([last.reply] if last.reply else ())]
         yield {

@@ -18,15 +18,15 @@ from app.models.outcome import Artifact, ArtifactKind
 from app.models.spec import Wire
 
 _MOST_BYTES = 256 << 20
-"""Of a trajectory; a larger one is told as unread."""
+"""Limit of a trajectory; larger ones are reported as unread."""
 _MOST_RUN_BYTES = 512 << 20
-"""Of all trajectories of a run that are checked without being asked for: some twenty seconds."""
+"""Limit of all trajectories of a run in an automatic check: about twenty seconds."""
 _RULES_VERSION = 1
-"""What was found by other rules is checked again. Raise it with `transcript_checks`."""
+"""Version of the rules: findings of other versions are checked again. Raise it with `transcript_checks`."""
 
 
 class TaskFindings(Wire):
-    """What the rules found in the transcript of a task's last attempt."""
+    """Findings of the rules in the transcript of a task's last attempt."""
 
     task_id: str
     name: str
@@ -37,21 +37,21 @@ class TaskFindings(Wire):
 
 
 class TranscriptReport(Wire):
-    """How many transcripts were checked, and what was found in which tasks. `rules`: by rule, how many tasks."""
+    """Numbers of checked transcripts, and findings by task. `rules`: number of tasks by rule."""
 
     checked: int
     without: int  # tasks of agents with a model that have no transcript, or none that can be read
-    passed_over: int = 0  # when enough was read for a check without being asked for
+    passed_over: int = 0  # beyond the limit of an automatic check
     rules: dict[str, int]
     tasks: tuple[TaskFindings, ...]
 
     def named(self, rule: str) -> list[TaskFindings]:
-        """The tasks in which a rule found something."""
+        """Returns the tasks in which a rule found something."""
         return [one for one in self.tasks if any(finding.rule == rule for finding in one.findings)]
 
 
 class _RunChecks(Wire):
-    """What was found, and the attempts and rules that it is of."""
+    """Findings, and the digest of the attempts and rules that they belong to."""
 
     of: str
     found: TranscriptReport
@@ -60,9 +60,9 @@ class _RunChecks(Wire):
 def checked_once(
     database: Database, store: ArtifactStore, run_id: UUID, rows: Sequence[ReportRow], *, all_bytes: bool
 ) -> TranscriptReport:
-    """The findings that are kept beside the run's artifacts; made now, and kept, where none are of these attempts.
+    """Returns the findings stored with the run's artifacts. Checks and stores them if none are of these attempts.
 
-    all_bytes: however much there is to read; else the first 512 MiB. Raises: ArtifactStoreUnavailable, DiskFull.
+    all_bytes: read all transcripts; else the first 512 MiB. Raises: ArtifactStoreUnavailable, DiskFull.
     """
     attempts = sorted(
         f"{row.task_id} {row.attempts} {row.end_reason} {row.verdict.get('regraded_at')}"
@@ -72,20 +72,20 @@ def checked_once(
     of = hashlib.sha256("\n".join([str(_RULES_VERSION), *attempts]).encode()).hexdigest()
     key = f"runs/{run_id}/transcript_checks.json"
     try:
-        kept = _RunChecks.model_validate_json(store.get(key))
+        stored = _RunChecks.model_validate_json(store.get(key))
     except (ArtifactMissing, ValueError):
-        kept = None
-    if kept is not None and kept.of == of and not (all_bytes and kept.found.passed_over):
-        return kept.found
-    found = check_run(database, store, run_id, most_bytes=None if all_bytes else _MOST_RUN_BYTES)
-    store.put(key, _RunChecks(of=of, found=found).model_dump_json().encode())
-    return found
+        stored = None
+    if stored is not None and stored.of == of and not (all_bytes and stored.found.passed_over):
+        return stored.found
+    report = check_run(database, store, run_id, most_bytes=None if all_bytes else _MOST_RUN_BYTES)
+    store.put(key, _RunChecks(of=of, found=report).model_dump_json().encode())
+    return report
 
 
 def check_run(
     database: Database, store: ArtifactStore, run_id: UUID, *, most_bytes: int | None = None
 ) -> TranscriptReport:
-    """Check the last attempt of each task that an agent with a model did. most_bytes: of transcripts; None: all.
+    """Checks the last attempt of each task by an agent with a model. most_bytes: of transcripts; None: all.
 
     Raises: ArtifactStoreUnavailable.
     """
@@ -104,8 +104,8 @@ def check_run(
                 without += 1
                 continue
             checked += 1
-            if found := check(trajectory, _subject(row)):
-                tasks.append(_findings(row, found))
+            if findings := check(trajectory, _subject(row)):
+                tasks.append(_findings(row, findings))
     rules = {rule: sum(any(f.rule == rule for f in one.findings) for one in tasks) for rule in RULES}
     return TranscriptReport(checked=checked, without=without, passed_over=passed_over, rules=rules, tasks=tuple(tasks))
 
@@ -114,10 +114,10 @@ def _trajectory(store: ArtifactStore, artifact: Artifact | None) -> Mapping[str,
     if artifact is None or artifact.key is None or (artifact.size_bytes or 0) > _MOST_BYTES:
         return None
     try:
-        found = json.loads(store.get(artifact.key))
+        trajectory = json.loads(store.get(artifact.key))
     except (ArtifactMissing, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return trajectory if isinstance(trajectory, dict) else None
 
 
 def _subject(row: ReportRow) -> TranscriptSubject:

@@ -1,8 +1,8 @@
-"""Judges tasks by what oracle, nop and cheat got on them: valid, or quarantined with the reason. No I/O.
+"""Judges tasks by the results of oracle, nop and cheat: valid, or quarantined with the reason. No I/O.
 
-A task counts when its gold solution gets 1, doing nothing gets 0 and no attack on its grading gets more than 0, each
-time, on one image.
-Source: Terminal-Bench 3 runs oracle, nop and `/cheat` trials for each task; SWE-bench's makers kept tasks whose gold
+A task is valid when its gold solution gets 1, doing nothing gets 0 and no attack on its grading gets more than 0,
+each time, on one image.
+Source: Terminal-Bench 3 runs oracle, nop and `/cheat` trials for each task; SWE-bench's authors chose tasks whose gold
 patch passes.
 """
 
@@ -37,43 +37,43 @@ _OF_THE_TASK: Mapping[str, str] = {
     "AgentFailed": "it leaves nothing that could be graded",
     "EnvironmentOverLimit": "its environment takes more than it may",
 }
-"""Failures that another host would meet as well, by the class of the error; all others are not the task's."""
+"""Failures that would occur on any host, by class of the error; all others are not the task's fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationTrial:
-    """One replica of one agent on a task. agent: `oracle`, `nop`, `cheat`, or `cheat ATTACK`."""
+    """A replica of one agent on a task. agent: `oracle`, `nop`, `cheat`, or `cheat ATTACK`."""
 
     agent: str
     result: TaskResult
 
     @property
     def image_id(self) -> str:
-        """Of the last attempt that had an environment; empty: none had, or there is no image."""
-        found = [str(one.environment.get("image_id") or "") for one in self.result.attempts]
-        return next((one for one in reversed(found) if one), "")
+        """Image of the last attempt with an environment; empty: none had one, or there is no image."""
+        ids = [str(one.environment.get("image_id") or "") for one in self.result.attempts]
+        return next((one for one in reversed(ids) if one), "")
 
     @property
     def reward(self) -> float | None:
-        """None: not scored. Of a suspect verdict, what counts: 0."""
+        """Reward that counts; None: not scored. A suspect verdict counts 0."""
         return self.result.reward
 
     @property
     def failure(self) -> str:
-        """The class of the error that it was not scored for."""
+        """Class of the error because of which it was not scored."""
         last = self.result.attempt
-        found = (last.failure if last else None) or self.result.failure
-        return found.error if found else str(self.result.end_reason or "unknown")
+        failure = (last.failure if last else None) or self.result.failure
+        return failure.error if failure else str(self.result.end_reason or "unknown")
 
     @property
     def message(self) -> str:
         last = self.result.attempt
-        found = (last.failure if last else None) or self.result.failure
-        return found.message if found else ""
+        failure = (last.failure if last else None) or self.result.failure
+        return failure.message if failure else ""
 
 
 def candidate(task: TaskIdentity, runs: Sequence[str]) -> Validation:
-    """A task of which no image is known yet."""
+    """Creates the validation of a task whose image is not known yet."""
     return Validation(
         content=task.content,
         dataset=task.dataset,
@@ -87,18 +87,18 @@ def candidate(task: TaskIdentity, runs: Sequence[str]) -> Validation:
 def judged(
     task: TaskIdentity, trials: Iterable[ValidationTrial], *, times: int, agents: Sequence[str], runs: Sequence[str]
 ) -> list[Validation]:
-    """What the trials say of the task on each image that they ran on; what never had an image stands alone.
+    """Judges the task by its trials, separately for each image. Trials without an image join another image's, if any.
 
     times: replicas of each agent; agents: those that must have run, as `ValidationTrial.agent` names them.
     """
     by_image: dict[str, list[ValidationTrial]] = defaultdict(list)
     for one in trials:
         by_image[one.image_id].append(one)
-    if len(by_image) > 1 and "" in by_image:  # another replica had an image: the fault is told there
-        next(iter(found for image, found in by_image.items() if image)).extend(by_image.pop(""))
+    if len(by_image) > 1 and "" in by_image:  # another replica had an image: report the fault there
+        next(iter(group for image, group in by_image.items() if image)).extend(by_image.pop(""))
     return [
-        _on_image(candidate(task, runs), image, found, times=times, agents=agents)
-        for image, found in sorted(by_image.items())
+        _on_image(candidate(task, runs), image, group, times=times, agents=agents)
+        for image, group in sorted(by_image.items())
     ]
 
 
@@ -108,8 +108,8 @@ def _on_image(
     groups: dict[str, list[ValidationTrial]] = {agent: [] for agent in agents}
     for one in trials:
         groups.setdefault(one.agent, []).append(one)
-    flipped = tuple(sorted({name for agent, found in groups.items() if agent in _EXPECTED for name in _flipped(found)}))
-    reasons = [why for agent, found in groups.items() for why in _faults(agent, found)]
+    flipped = tuple(sorted({name for agent, group in groups.items() if agent in _EXPECTED for name in _flipped(group)}))
+    reasons = [why for agent, group in groups.items() for why in _faults(agent, group)]
     state, reason = ValidationState.QUARANTINED, "; ".join(reasons)
     if not reasons and flipped:
         reason = f"flaky: {_listed(flipped)}"
@@ -122,14 +122,14 @@ def _on_image(
             "image_id": image_id,
             "state": state,
             "reason": short_reason(reason),
-            "rewards": {agent: tuple(one.reward for one in found) for agent, found in groups.items()},
+            "rewards": {agent: tuple(one.reward for one in group) for agent, group in groups.items()},
             "flipped": flipped,
         }
     )
 
 
 def _faults(agent: str, trials: Sequence[ValidationTrial]) -> Iterable[str]:
-    """What is wrong with the task by one agent's replicas."""
+    """Yields the faults of the task that one agent's replicas show."""
     unscored = [one for one in trials if one.reward is None and one.failure in _OF_THE_TASK]
     if unscored:
         first = unscored[0]
@@ -137,27 +137,27 @@ def _faults(agent: str, trials: Sequence[ValidationTrial]) -> Iterable[str]:
     rewards = [one.reward for one in trials if one.reward is not None]
     if not rewards or all(_as_expected(agent, reward) for reward in rewards):
         return
-    said = f"{agent} {', '.join(f'{reward:g}' for reward in rewards)}"
+    summary = f"{agent} {', '.join(f'{reward:g}' for reward in rewards)}"
     if len(set(rewards)) > 1:
         names = _flipped(trials)
-        yield f"flaky: {said}" + (f"; {_listed(names)}" if names else "")
+        yield f"flaky: {summary}" + (f"; {_listed(names)}" if names else "")
         return
     suspect = next((one.result.verdict.suspect for one in trials if one.result.verdict), "")
     yield f"{agent} {rewards[0]:g}" + (f", suspect: {suspect}" if suspect else "")
 
 
 def _as_expected(agent: str, reward: float) -> bool:
-    """Exactly 1 for oracle, exactly 0 for nop; an attack must not get more than 0."""
+    """Whether the reward is exactly 1 for oracle, exactly 0 for nop, at most 0 for an attack."""
     return reward == _EXPECTED[agent] if agent in _EXPECTED else reward <= 0
 
 
 def _flipped(trials: Sequence[ValidationTrial]) -> list[str]:
-    """Tests that passed for some of the replicas and for others not."""
+    """Returns the tests that passed for some of the replicas and not for others."""
     return flipped_tests(one.result.verdict.tests for one in trials if one.result.verdict is not None)
 
 
 def flipped_tests(runs: Iterable[Mapping[str, str]]) -> list[str]:
-    """The tests that passed, or were skipped, in some runs and in others not. runs: statuses by test."""
+    """Returns the tests that passed or were skipped in some runs and not in others. runs: statuses by test."""
     passed: dict[str, set[bool]] = defaultdict(set)
     for tests in runs:
         for name, status in tests.items():
@@ -166,7 +166,7 @@ def flipped_tests(runs: Iterable[Mapping[str, str]]) -> list[str]:
 
 
 def _missing(groups: Mapping[str, Sequence[ValidationTrial]], times: int) -> str:
-    """Why nothing can be said yet; empty: every agent was scored often enough."""
+    """Returns why there is no verdict on the task yet; empty: every agent was scored often enough."""
     for agent, trials in groups.items():
         scored = sum(one.reward is not None for one in trials)
         if scored < times:
@@ -189,7 +189,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def leaking(found: Validation, findings: Sequence[str], *, gold: bool) -> Validation:
-    """The validation with what the leak scan of its image found. gold: the gold solution's text is there."""
+    """Returns the validation with the leak scan's findings in its image. gold: the gold solution's text is there."""
     changed: dict[str, object] = {"findings": tuple(findings)}
     if gold:
         why = f"the image holds the gold solution: {findings[0]}"
@@ -199,9 +199,9 @@ def leaking(found: Validation, findings: Sequence[str], *, gold: bool) -> Valida
 
 
 def unvalidated_note(states: Sequence[ValidationState | None]) -> str:
-    """One line on scored tasks whose images were not validated, or are quarantined; empty: all are valid.
+    """Returns one line on scored tasks whose images were not validated or are quarantined; empty: all are valid.
 
-    states: of each scored task; None: it was never validated on the image that it ran on.
+    states: one for each scored task; None: it was never validated on the image that it ran on.
     """
     bad = sum(one is ValidationState.QUARANTINED for one in states)
     unknown = sum(one not in (ValidationState.VALID, ValidationState.QUARANTINED) for one in states)

@@ -1,4 +1,4 @@
-"""Runs one image build on the engine, within its deadline and limits, and keeps its output."""
+"""Runs one image build on the engine within its deadline and limits, and stores its output."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from app.images.build_logs import BuildLog
 
 _LOG_TAIL = 3000
 _STEP_LOST = re.compile(r"(unable to find image|[Nn]o such image:?) \"?sha256:", re.ASCII)
-"""Another process removed the image of a step that was taken from the cache: the step is done again the next time."""
+"""Error of a step whose cached image another process removed. The build is repeated once."""
 
 
 @dataclass
 class Builder:
-    """One build, its output kept in `log`. logins: by registry, for bases. turns: as for `BuildWatch`."""
+    """An image build with its output in `log`. logins: by registry, for base images. turns: as for `BuildWatch`."""
 
     engine: Engine
     log: BuildLog
@@ -61,7 +61,7 @@ class Builder:
         return f"The log's end ({file}; `megaflow images log {file.stem}` on that host shows all of it):\n{tail}"
 
     def _follow(self, doing: str, params: dict[str, Any], context: IO[bytes], deadline: float) -> str | None:
-        """What went wrong, or None; at the deadline the connection is cut. Raises: ImageBuildFailed, DiskFull."""
+        """Returns what went wrong, or None. Cuts the connection at the deadline. Raises: ImageBuildFailed, DiskFull."""
         with ExitStack() as held:
             params = {**params, **self.limits.parameters}
             response = held.enter_context(self._start(params, context, max(1.0, deadline - time.monotonic())))
@@ -69,7 +69,7 @@ class Builder:
                 return response.text
 
             def cut() -> None:
-                with suppress(OSError, RuntimeError, ValueError):  # it has just ended by itself
+                with suppress(OSError, RuntimeError, ValueError):  # the build has just ended
                     response.raw.shutdown()
 
             timer = threading.Timer(max(0.0, deadline - time.monotonic()), cut)
@@ -89,17 +89,17 @@ class Builder:
         return failure
 
     def _read(self, response: requests.Response, watch: BuildWatch) -> str | None:
-        for line in filter(None, response.iter_lines()):  # one more, empty, where a line's end comes in two pieces
+        for line in filter(None, response.iter_lines()):  # a line's end in two chunks gives an empty line
             step = json.loads(line)
-            said = str(step.get("stream") or step.get("status") or step.get("error") or "")
-            self.log.write(said)
-            watch.read_line(said)
+            text = str(step.get("stream") or step.get("status") or step.get("error") or "")
+            self.log.write(text)
+            watch.read_line(text)
             if "error" in step:
                 return str(step["error"])
         return None
 
     def _start(self, params: dict[str, Any], context: IO[bytes], timeout_s: float) -> requests.Response:
-        # Not the client's own `build`: it hides the response, without which nothing can cut a build that hangs.
+        # Not the client's own `build`: it hides the response, which is needed to cut a build that hangs.
         api = self.engine.api
         encoded = {key: json.dumps(value) if isinstance(value, dict) else value for key, value in params.items()}
         headers = {"Content-Type": "application/x-tar"}
@@ -125,6 +125,6 @@ def recipe_file(folder: Path, name: str) -> Path:
     """Raises: ImageBuildFailed: there is no such file in the context."""
     file = (folder / name).resolve()
     if not file.is_relative_to(folder.resolve()) or not file.is_file():
-        found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-        raise ImageBuildFailed(f"expected {name} in the build context, found {found}.")
+        names = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+        raise ImageBuildFailed(f"expected {name} in the build context, found {names}.")
     return file

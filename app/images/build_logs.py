@@ -1,4 +1,4 @@
-"""Keeps the logs of recent builds, one file each."""
+"""Stores the logs of recent builds, one file each."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from app.settings import Settings
 
 HEAD_BYTES = 512 << 10
 TAIL_BYTES = 1 << 20
-"""Kept of a log's beginning and, at the least, of its end."""
+"""Bytes stored of a log's beginning (`HEAD_BYTES`) and, at least, of its end."""
 KEEP = 200
-"""How many logs are kept, and for how long."""
+"""Maximum number of logs, and their maximum age in seconds (`KEEP_S`)."""
 KEEP_S = 30 * 86400.0
 _MARK = "[megaflow] "
-"""What our own lines begin with."""
+"""Prefix of MegaFlow's own lines."""
 _STAMP = "%Y%m%d-%H%M%S-%f"
 _REASON_LENGTH = 2000
 _SHORTEST_NAME = 4
 
 
 class BuildLog:
-    """A file that is written while its build runs, and does not grow too large. Not safe to share between threads."""
+    """A log file of limited size, written while its build runs. Not safe to share between threads."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -42,7 +42,7 @@ class BuildLog:
             self._shorten()
 
     def note(self, text: str) -> None:
-        """A line that MegaFlow adds."""
+        """Writes a line that MegaFlow adds."""
         begun = "" if self._at_line_start() else "\n"
         self.write(f"{begun}{_MARK}{text}\n")
 
@@ -76,7 +76,7 @@ class BuildLogs:
 
     @contextmanager
     def begun(self, tag: str) -> Iterator[BuildLog]:
-        """A new log for the image `tag`, which is told how the block ended. Raises: OSError: the disk is full."""
+        """Opens a new log for the image `tag`. Notes in it how the block ended. Raises: OSError: the disk is full."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._tidy()
         since = time.monotonic()
@@ -86,24 +86,24 @@ class BuildLogs:
             yield log
             log.note(f"built in {time.monotonic() - since:.1f} s")
         except Exception as error:
-            told = str(error).partition("\n")[0][:_REASON_LENGTH]
-            with suppress(OSError):  # what went wrong first is what matters
-                log.note(f"not built, after {time.monotonic() - since:.1f} s: {type(error).__name__}: {told}")
+            reason = str(error).partition("\n")[0][:_REASON_LENGTH]
+            with suppress(OSError):  # the first error is the important one
+                log.note(f"not built, after {time.monotonic() - since:.1f} s: {type(error).__name__}: {reason}")
             raise
         finally:
             log.close()
 
     def files(self) -> list[Path]:
-        """Newest first."""
+        """Returns the log files, newest first."""
         return sorted(self._folder.glob("*.log"), key=_begun_at, reverse=True)
 
     def of(self, name: str) -> Path:
-        """The newest log of an image, by its tag or its beginning, or the log of this name. Raises: UnknownName."""
-        kept, wanted = self.files(), _short(name)
-        for file in kept:
-            if file.stem == wanted or (len(wanted) >= _SHORTEST_NAME and file.stem.startswith(wanted)):
+        """Finds the newest log of an image, by its tag or the tag's beginning, or a log's name. Raises: UnknownName."""
+        files, short_name = self.files(), _short(name)
+        for file in files:
+            if file.stem == short_name or (len(short_name) >= _SHORTEST_NAME and file.stem.startswith(short_name)):
                 return file
-        raise UnknownName.of("build log", name, sorted({file.stem.partition(".")[0] for file in kept})[:30])
+        raise UnknownName.of("build log", name, sorted({file.stem.partition(".")[0] for file in files})[:30])
 
     def _tidy(self) -> None:
         oldest = datetime.fromtimestamp(time.time() - KEEP_S, UTC)
@@ -119,5 +119,5 @@ def _short(tag: str) -> str:
 def _begun_at(file: Path) -> datetime:
     try:
         return datetime.strptime(file.stem.rpartition(".")[2], _STAMP).replace(tzinfo=UTC)
-    except ValueError:  # from before logs had a time
+    except ValueError:  # from a release whose logs had no time
         return datetime.fromtimestamp(0, UTC)

@@ -1,7 +1,7 @@
 """Fetches the source archives named in a build context's `sources.txt` from the user's package index.
 
-`docker build` runs without a network, so archives are brought into the context before. pip is asked because the user
-has configured pip: index addresses, certificates, proxies, credentials. But not through `pip download`, which *runs*
+`docker build` runs without a network, so archives are put into the context before. pip is used because the user
+has configured pip: index addresses, certificates, proxies, credentials. Not through `pip download`, which *runs*
 an archive's build code to learn its metadata: nothing of a dataset may run on the host. Only pip's finder and session
 are used, in a process of their own; the archives stay closed.
 """
@@ -24,7 +24,7 @@ from app.errors import ImageBuildFailed, ImageUnavailable
 
 SOURCES_FILE = "sources.txt"
 FETCH_TIMEOUT_S = 300.0
-"""For all archives of one context together."""
+"""Time for all archives of one context together."""
 
 _PINNED = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.!+_-]+)(?P<options>(\s+--hash=\S+)+)"
@@ -73,7 +73,7 @@ class _Requirement:
 
 
 def fetch_sources(context: Path, *, cache: Path | None = None) -> list[Path]:
-    """Put the archives that `context/sources.txt` names into `context/sources/`, and say where they lie.
+    """Puts the archives that `context/sources.txt` names into `context/sources/`. Returns their paths.
 
     Each line is a requirement as pip writes it: `name==version --hash=sha256:...`. An archive that is already in place
     or in `cache` (a folder shared by builds; created) with the right hash is not fetched again. Without a `sources.txt`
@@ -84,10 +84,10 @@ def fetch_sources(context: Path, *, cache: Path | None = None) -> list[Path]:
     listing = context / SOURCES_FILE
     if not listing.is_file():
         return []
-    wanted = _read_listing(listing)
+    requirements = _read_listing(listing)
     folder = context / "sources"
     folder.mkdir(exist_ok=True)
-    placed = {need: _find(need, [folder, *([cache] if cache else [])]) for need in wanted}
+    placed = {need: _find(need, [folder, *([cache] if cache else [])]) for need in requirements}
     missing = [need for need, path in placed.items() if path is None]
     if missing:
         with tempfile.TemporaryDirectory(prefix="megaflow-sources-") as scratch:
@@ -105,14 +105,14 @@ def _read_listing(listing: Path) -> list[_Requirement]:
 
 
 def _requirement(line: str, listing: Path) -> _Requirement:
-    found = _PINNED.fullmatch(line)
-    digests = frozenset(_SHA256.findall(found["options"])) if found else frozenset()
-    if not found or not digests:
+    match = _PINNED.fullmatch(line)
+    digests = frozenset(_SHA256.findall(match["options"])) if match else frozenset()
+    if not match or not digests:
         raise ImageBuildFailed(
             f"{listing}: expected `name==version --hash=sha256:<64 hex digits>`, found {line!r}; "
             "try `pip hash` on the source archive"
         )
-    return _Requirement(found["name"], found["version"], digests)
+    return _Requirement(match["name"], match["version"], digests)
 
 
 def _find(need: _Requirement, folders: Iterable[Path]) -> Path | None:
@@ -121,7 +121,7 @@ def _find(need: _Requirement, folders: Iterable[Path]) -> Path | None:
 
 
 def _sounds_like(need: _Requirement, path: Path) -> bool:
-    """Spares the hashing of a whole cache: archive names spell a project's name with any of `-_.`."""
+    """Whether a file's name fits, to avoid hashing a whole cache. Archive names may spell `-`, `_` and `.` alike."""
     spelled = re.sub(r"[-_.]+", "-", f"{need.name}-{need.version}").lower()
     return re.sub(r"[-_.]+", "-", path.name).lower().startswith(spelled)
 
@@ -154,8 +154,8 @@ def _fetch(needs: list[_Requirement], scratch: Path) -> str:
 
 def _tail(said: str) -> str:
     lines = said.strip().splitlines()
-    telling = [line for line in lines if "Could not" in line] or lines
-    return " | ".join(telling[-2:])[:600] or "no message"
+    errors = [line for line in lines if "Could not" in line] or lines
+    return " | ".join(errors[-2:])[:600] or "no message"
 
 
 def _choose(need: _Requirement, folder: Path, complaints: str) -> Path:
@@ -163,7 +163,7 @@ def _choose(need: _Requirement, folder: Path, complaints: str) -> Path:
     for path in offered:
         if _sha256(path) in need.digests:
             return path
-    # Offered, but another: the recipe is wrong. Nothing offered: the index may only be out of reach for the moment.
+    # Other archives offered: the recipe is wrong. None offered: the index may be temporarily out of reach.
     raise (ImageBuildFailed if offered else ImageUnavailable)(
         f"expected a source archive of {need.name}=={need.version} with the sha256 that {SOURCES_FILE} names; "
         f"the package index offers none (pip: {complaints}); `pip config list` shows the index in use"
@@ -171,7 +171,7 @@ def _choose(need: _Requirement, folder: Path, complaints: str) -> Path:
 
 
 def _keep(archive: Path, folder: Path) -> Path:
-    """Copy into `folder` under the index's name for it; a reader never sees half a file."""
+    """Copies into `folder` under the index's name for the archive. A reader never sees half a file."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / archive.name
     descriptor, partial = tempfile.mkstemp(dir=folder, prefix=".partial-")

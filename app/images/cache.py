@@ -1,4 +1,4 @@
-"""The image cache of one host: what is here, who needs it, and what is evicted when the disk fills."""
+"""Manages the image cache of one host: its images, the demand for them, and eviction when the disk fills."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 FRESH_S = 60.0
-"""An image that was used within this time stays: a container may be about to start."""
+"""Time after its last use for which an image stays: a container may be about to start."""
 _ROUNDS = 3
-"""What an eviction frees is an estimate; so often is measured and chosen again."""
+"""Number of eviction rounds. The freed bytes are an estimate, so they are measured and images are chosen again."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One look at a host's images."""
+    """Snapshot of a host's images."""
 
     images: list[Here]
     disk: Disk | None
@@ -38,11 +38,11 @@ class View:
         return total_bytes([image.held for image in self.images])
 
     def above(self, mark: float) -> int:
-        """Bytes to free until `mark`; negative: room."""
+        """Returns the bytes to free until `mark`; negative: room."""
         return above(mark, self.disk, self.image_bytes)
 
     def staying(self, now: float, fresh_s: float = FRESH_S) -> set[str]:
-        """Ids of images that may not go by themselves."""
+        """Returns the ids of images that may not be evicted automatically."""
         return {
             image.id
             for image in self.images
@@ -50,15 +50,15 @@ class View:
         }
 
     def victims(self, need_bytes: int, now: float, fresh_s: float = FRESH_S) -> list[str]:
-        """Which images would go to free these bytes, first to last."""
+        """Returns the images to evict to free these bytes, in the order of eviction."""
         held = [image.held for image in self.images]
         return choose_victims(held, self.queue, self.staying(now, fresh_s), need_bytes)
 
 
 class ImageCache:
-    """Looks at the images and the book of this host, and evicts. Safe to share between threads.
+    """Reads the images and the metadata of this host, and evicts images. Safe to share between threads.
 
-    The images are those of the engine; on a host without one, those that lie unpacked.
+    The images are those of the engine; on a host without an engine, the unpacked ones.
 
     fresh_s: see `FRESH_S`.
     """
@@ -77,12 +77,12 @@ class ImageCache:
         return self._unpacked if without_engine(self._settings) else self._on_engine
 
     def look(self) -> View:
-        """All that is here, and what is known of it. Raises: EngineUnavailable, EnvironmentFailed, ImageUnavailable."""
+        """Returns all images, with their metadata. Raises: EngineUnavailable, EnvironmentFailed, ImageUnavailable."""
         stock = self._index
         return View(stock.images(), stock.disk(), self._marks, self.book.queue())
 
     def room_bytes(self) -> int | None:
-        """Bytes until the low mark, negative above it; None: the disk cannot be seen and its mark is a share of it.
+        """Returns the bytes until the low mark, negative above it; None: a share of a disk that is not visible.
 
         Raises: EngineUnavailable, EnvironmentFailed, ImageUnavailable.
         """
@@ -93,9 +93,9 @@ class ImageCache:
         return None if disk is None else -above(self._marks.low, disk, 0)
 
     def make_room(self, *, urgently: bool = False) -> list[str]:
-        """When the disk is above its high mark, or `urgently`, evict until the low one; names of what went.
+        """Evicts until the low mark if the disk is above its high mark, or `urgently`. Returns the evicted names.
 
-        One process of a host at a time: who finds another at it leaves it to that one.
+        One process of a host evicts at a time. Another one returns an empty list, `urgently` only after 30 s.
 
         Raises: EngineUnavailable, EnvironmentFailed, ImageUnavailable.
         """
@@ -108,7 +108,7 @@ class ImageCache:
             return []
 
     def _make_room(self, urgently: bool) -> list[str]:
-        gone: list[str] = []
+        evicted: list[str] = []
         self._index.tidy()
         for attempt in range(_ROUNDS):
             view = self.look()
@@ -116,17 +116,17 @@ class ImageCache:
                 break
             need = view.above(view.marks.low)
             if urgently and not attempt:
-                need = max(need, 1)  # full is full, whatever the marks say
-            went = self.evict(view, view.victims(need, time.time(), self._fresh_s))
-            gone += went
-            if not went:
+                need = max(need, 1)  # the disk is full, whatever the marks are
+            removed = self.evict(view, view.victims(need, time.time(), self._fresh_s))
+            evicted += removed
+            if not removed:
                 break
-        if gone:
-            log.info("images.evicted", images=gone)
-        return gone
+        if evicted:
+            log.info("images.evicted", images=evicted)
+        return evicted
 
     def evict(self, view: View, image_ids: Collection[str]) -> list[str]:
-        """Remove these images, never by force; names of those that went. One that came into use stays."""
+        """Removes these images, never by force. Returns the names of removed ones. An image in use again stays."""
         by_id = {image.id: image for image in view.images}
         return [by_id[i].names[0] if by_id[i].names else i for i in image_ids if self._remove(by_id[i])]
 

@@ -16,7 +16,7 @@ _REMEMBERED = 1 << 16
 
 
 class Parts:
-    """What each environment needs, image by image; a project's file is read once per host. Threads may share it."""
+    """Images that each environment needs. A project's file is read once per host. Safe to share between threads."""
 
     def __init__(self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes]) -> None:
         self._book = ImageMetadata(settings)
@@ -29,7 +29,7 @@ class Parts:
         return spec.compose is None or self._noted(spec) is not None
 
     def of(self, spec: EnvironmentSpec) -> list[EnvironmentSpec]:
-        """An environment for each image. Raises: SpecInvalid: its file; DiskFull; and what `fetch_bundle` raises."""
+        """Returns an environment for each image. Raises: SpecInvalid: its file; DiskFull; as `fetch_bundle`."""
         if spec.compose is None:
             return [spec]
         sources = self._noted(spec)
@@ -40,7 +40,7 @@ class Parts:
         return [_single(spec, source) for source in sources.values()]
 
     def fetch(self, bundle: Bundle) -> bytes:
-        """As `fetch_bundle`; knows the contexts of services, too, which are cut out of their project's bundle."""
+        """Fetches like `fetch_bundle`, and also finds the contexts of services, cut out of their project's bundle."""
         for project, sources in list(self._known.values()):
             if bundle.sha256 in {one["build"]["context"]["sha256"] for one in sources.values() if one["build"]}:
                 contexts = planned(project, self._fetch_bundle, self._scratch).contexts
@@ -61,7 +61,7 @@ class Parts:
 
 
 def note_parts(book: ImageMetadata, spec: EnvironmentSpec, plan: ComposePlan) -> None:
-    """Note for all processes of this host which images a project takes."""
+    """Records for all processes of this host which images a project needs."""
     sources = {
         key_of(part): {"image": part.image, "build": part.build and part.build.model_dump(mode="json")}
         for part in plan.images.values()

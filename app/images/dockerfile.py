@@ -1,7 +1,7 @@
 """Finds the base images of a Dockerfile as the engine's classic builder reads it, and pins them by id.
 
-Only the instructions that name images are understood: FROM, COPY --from, and each ARG before the first FROM. What is
-malformed is passed over: the engine will say so in its own words.
+Only the instructions that name images are understood: FROM, COPY --from, and each ARG before the first FROM.
+Malformed lines are skipped: the engine reports them itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NO_IMAGE = "scratch"
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction, put together from its lines. `first`: its first line, from 0; `name`: in capitals."""
+    """An instruction, joined from its lines. `first`: its first line, from 0; `name`: in capitals."""
 
     first: int
     lines: int
@@ -27,33 +27,33 @@ class Instruction:
 
     @property
     def flags(self) -> list[str]:
-        """The words with two dashes that it begins with."""
+        """Words with two dashes at the beginning."""
         words = self.rest.split()
         count = next((n for n, word in enumerate(words) if not word.startswith("--") or word == "--"), len(words))
         return words[:count]
 
     @property
     def arguments(self) -> list[str]:
-        """The words after its flags."""
+        """Words after the flags."""
         return self.rest.split()[len(self.flags) :]
 
 
 @dataclass(frozen=True, slots=True)
 class BaseImage:
-    """An image that is not made by the recipe itself, and where the recipe names it."""
+    """An image that the recipe does not build itself, and the instruction that names it."""
 
     reference: str
     at: Instruction
 
     def on(self, image_id: str) -> str:
-        """The instruction with the image's id in place of its name."""
+        """Returns the instruction with the image's id in place of its name."""
         if self.at.name == "FROM":
             return " ".join(["FROM", *self.at.flags, image_id, *self.at.arguments[1:]])
         return f"{self.at.name} {self.at.rest.replace(f'--from={self.reference}', f'--from={image_id}', 1)}"
 
 
 class Dockerfile:
-    """A recipe, with the values that the build is given for its arguments."""
+    """A recipe, with the values of its build arguments."""
 
     def __init__(self, text: str, values: Mapping[str, str] | None = None) -> None:
         self._lines = text.removeprefix("\ufeff").split("\n")
@@ -65,16 +65,16 @@ class Dockerfile:
 
     @cached_property
     def bases(self) -> list[BaseImage]:
-        """In the order of the recipe."""
+        """Base images in the order of the recipe."""
         return list(self._bases())
 
     def takes(self, argument: str) -> bool:
-        """Whether it declares an argument of this name anywhere."""
+        """Whether the recipe declares an argument of this name anywhere."""
         declared = (word for one in self.instructions if one.name == "ARG" for word in one.rest.split())
         return any(word.partition("=")[0] == argument for word in declared)
 
     def on(self, ids: Mapping[str, str]) -> str:
-        """The recipe with the images of these references named by id; every other line is where and what it was."""
+        """Returns the recipe with ids in place of these references. Every other line stays where and what it was."""
         lines = list(self._lines)
         for base in self.bases:
             if (image_id := ids.get(base.reference)) is not None:
@@ -121,7 +121,7 @@ class Dockerfile:
                 number += 1
                 passed_over = line.lstrip().startswith("#") or not line.strip()
                 if passed_over and parts:
-                    continue  # inside of an instruction it does not end it
+                    continue  # a comment or empty line does not end an instruction
                 goes_on = not passed_over and _GOES_ON.search(line) is not None
                 parts.append("" if passed_over else _GOES_ON.sub("", line))
             name, *rest = "".join(parts).split(None, 1) or [""]
@@ -130,7 +130,7 @@ class Dockerfile:
 
 
 def expanded(word: str, values: Mapping[str, str]) -> str:
-    """`$NAME`, `${NAME}`, `${NAME:-otherwise}`, `${NAME:+instead}`, quotes; a variable without a value is empty."""
+    """Expands `$NAME`, `${NAME}`, `${NAME:-otherwise}`, `${NAME:+instead}` and quotes; without a value: empty."""
 
     def value(found: re.Match[str]) -> str:
         given, operator, other = values.get(found[1] or found[2]), found[3] or "", found[4] or ""

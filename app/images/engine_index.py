@@ -22,7 +22,7 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _BASE = "megaflow.setup.base"
-"""Label of what a set-up made: the image that it stands on."""
+"""Label of a set-up's image: the image that it is based on."""
 _NO_LAYER = (
     *("ENV", "CMD", "LABEL", "ENTRYPOINT", "EXPOSE", "USER", "VOLUME"),
     *("ARG", "SHELL", "HEALTHCHECK", "MAINTAINER", "STOPSIGNAL", "ONBUILD"),
@@ -31,7 +31,7 @@ _NO_LAYER = (
 
 
 class OnEngine:
-    """Implements `ImageIndex`. Unpacked layers of an image go with it, its set-ups before."""
+    """Implements `ImageIndex` for an engine. An image is removed with its unpacked layers, after its set-ups."""
 
     is_all = True
 
@@ -52,14 +52,14 @@ class OnEngine:
             users = Counter(str(found["ImageID"]) for found in engine.api.containers(all=True))
             users += users_of(self._settings.home)
             listed: list[dict[str, Any]] = engine.api.images()
-            for one in listed:  # whoever stands on a kept set-up stands on what it was made from
+            for one in listed:  # users of a set-up's image also use the image that it was made from
                 if base := (one.get("Labels") or {}).get(_BASE):
                     users[base] += users[one["Id"]]
             found = [self._here(engine, one, entries, users) for one in listed]
         return [*(image for image in found if image), *self._set_ups()]
 
     def _set_ups(self) -> list[Here]:
-        """Those that lie unpacked; none when that is on another disk, where they take no room from these."""
+        """Returns the unpacked set-ups; none if they are on another disk, where they use no room of these images."""
         disk, theirs = self.disk(), self._unpacked.disk()
         return [] if disk and theirs and disk.total_bytes != theirs.total_bytes else self._unpacked.set_ups()
 
@@ -81,7 +81,7 @@ class OnEngine:
                     continue
                 log.info("images.not_evicted", image=name, reason=str(error))
                 return False
-        forget(self._settings.home, image.id)  # shares its files with the engine: only now are they free
+        forget(self._settings.home, image.id)  # its files are shared with the engine: only now are they free
         return True
 
     def tidy(self) -> None:
@@ -98,7 +98,7 @@ class OnEngine:
             raise
         entry = entries.get(found["Id"]) or ImageEntry(found["Id"])
         names = _names(found)
-        # A name that we did not give is a person's: then the image is theirs, too.
+        # A name that MegaFlow did not give is a person's: then the image belongs to that person, too.
         ours = entry.ours and all(name in entry.names for name in found.get("RepoTags") or [] if not _unnamed(name))
         derived = _BASE in (found.get("Labels") or {})
         return Here(
@@ -123,13 +123,13 @@ class OnEngine:
             return True
         # Not by the filter `ancestor`: it counts containers of images that build on this one.
         with engine.named("list containers", ImageUnavailable):
-            return any(found["ImageID"] == image_id for found in engine.api.containers(all=True))
+            return any(container["ImageID"] == image_id for container in engine.api.containers(all=True))
 
 
 def layers_of(chain: Sequence[str], history: Sequence[Mapping[str, Any]]) -> tuple[ImageLayer, ...]:
-    """Layers from the bottom, each called by all that is below it: only then is it the same layer on disk.
+    """Returns the layers from the bottom. A layer's id covers all layers below: only then is it the same on disk.
 
-    The engine tells sizes by step of the recipe, and not every step makes a layer.
+    The engine lists sizes by step of the recipe, and not every step makes a layer.
     """
     steps = list(reversed(history))
     sizes = [int(step["Size"]) for step in steps if step["Size"] or not _is_setting(str(step.get("CreatedBy", "")))]
@@ -146,7 +146,7 @@ def layers_of(chain: Sequence[str], history: Sequence[Mapping[str, Any]]) -> tup
 
 
 def _is_setting(created_by: str) -> bool:
-    """Whether a step of a recipe changes no file, by what the engine noted of it."""
+    """Whether a step of a recipe changes no file, by the engine's record of it."""
     step = created_by.removeprefix("/bin/sh -c ").replace("#(nop)", "").split()
     return bool(step) and step[0] in _NO_LAYER
 

@@ -1,8 +1,8 @@
 """Uses the layers of the engine's images directly, by content hash.
 
-The engine's own layer folders are not mounted: it may remove them under us. Where they are visible their files are
+The engine's own layer folders are not mounted: it may remove them any time. Where they are visible their files are
 linked into the store instead, which copies nothing, shares the page cache with the engine's containers, and outlives
-the engine's copy. Elsewhere, as on another disk, the image is exported, and skopeo takes it apart.
+the engine's copy. Elsewhere, as on another disk, the image is exported, and skopeo splits it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 def take(engine: Engine, image_id: str, store: ImageStore, *, timeout_s: float) -> StoredImage:
-    """Have an image of the engine in the store. Raises: ImageUnavailable, EngineUnavailable, DiskFull."""
+    """Copies an image of the engine into the store. Raises: ImageUnavailable, EngineUnavailable, DiskFull."""
     with engine.named(f"look at image {image_id}", ImageUnavailable):
         about: dict[str, Any] = engine.api.inspect_image(image_id)  # type: ignore[no-untyped-call]
     digests = about["RootFS"].get("Layers") or []
@@ -37,9 +37,9 @@ def take(engine: Engine, image_id: str, store: ImageStore, *, timeout_s: float) 
             _link(store, name, folder, timeout_s)
         if store.image(image.id) is None:
             _export(engine, image, store, timeout_s)
-    if (found := store.image(image.id)) is None:
+    if (stored := store.image(image.id)) is None:
         raise ImageUnavailable(f"image {image_id}: the engine's export lacks some of its {len(digests)} layers.")
-    return found
+    return stored
 
 
 def _visible(about: dict[str, Any], count: int) -> list[Path]:
@@ -55,7 +55,7 @@ def _visible(about: dict[str, Any], count: int) -> list[Path]:
 def _link(store: ImageStore, name: str, folder: Path, timeout_s: float) -> None:
     try:
         store.add_layer(name, lambda fresh: link_layers.take(folder, fresh), timeout_s=timeout_s)
-    except (FileNotFoundError, link_layers.Entangled) as error:  # removed under us, or no whole
+    except (FileNotFoundError, link_layers.Entangled) as error:  # removed meanwhile, or incomplete alone
         log.debug("layer.not_linked", layer=name, reason=str(error))
 
 
@@ -65,7 +65,7 @@ def _export(engine: Engine, image: StoredImage, store: ImageStore, timeout_s: fl
         doing = f"export image {image.id}"
         with engine.named(doing, ImageUnavailable), disk_named(doing), archive.open("wb") as file:
             file.writelines(engine.api.get_image(image.id))
-        if said := copy(f"docker-archive:{archive}", layout, store, timeout_s=timeout_s):
-            raise ImageUnavailable(f"image {image.id} could not be unpacked: {said}")
+        if message := copy(f"docker-archive:{archive}", layout, store, timeout_s=timeout_s):
+            raise ImageUnavailable(f"image {image.id} could not be unpacked: {message}")
         archive.unlink()
         read(layout, store).unpack(store, timeout_s=timeout_s)

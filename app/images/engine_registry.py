@@ -1,6 +1,6 @@
 """Pulls, pushes and inspects images at a registry through the engine.
 
-A registry that is busy or has a fault of the moment is asked again, later and later.
+Requests to a registry that is busy or temporarily failing are repeated with growing delays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from app.settings import Settings
 _T = TypeVar("_T")
 
 COMPATIBLE = {("amd64", "386"), ("arm64", "arm")}
-"""What an engine runs beside its own architecture."""
+"""Pairs of an engine's architecture and another one that it also runs."""
 
 
 class Registries:
@@ -34,15 +34,15 @@ class Registries:
         self._settings = settings
 
     def pull(self, reference: str, deadline: float) -> None:
-        """Have it on the engine. `deadline`: monotonic seconds."""
+        """Pulls the image to the engine. `deadline`: monotonic seconds."""
         self._move(f"pull {reference}", self._engine.api.pull, reference, deadline)
 
     def push(self, reference: str, deadline: float) -> None:
-        """Put the engine's image of this name into its registry. What the registry has already is not sent again."""
+        """Pushes the engine's image of this name to its registry. Layers that the registry has are not sent again."""
         self._move(f"push {reference}", self._engine.api.push, reference, deadline)
 
     def look(self, reference: str, deadline: float) -> str | None:
-        """The digest of what the registry has under this name; nothing is pulled. None: it has no such image."""
+        """Returns the digest that the registry has under this name; pulls nothing. None: it has no such image."""
 
         def once(login: dict[str, str]) -> dict[str, Any]:
             answer: dict[str, Any] = self._engine.api.inspect_distribution(reference, login)  # type: ignore[no-untyped-call]
@@ -66,7 +66,7 @@ class Registries:
         self._persist(doing, reference, once, deadline)
 
     def _persist(self, doing: str, reference: str, once: Callable[[dict[str, str]], _T], deadline: float) -> _T:
-        """Ask until the registry answers, for as long as that can help; as whom, is found out once."""
+        """Repeats the request until the registry answers, while that can help. Looks up the login once."""
         login = login_for(self._settings, registry_of(reference))
         return persist(lambda: self._named(doing, partial(once, login)), deadline)
 
@@ -77,18 +77,18 @@ class Registries:
         except RegistryRefusal:
             raise
         except ImageUnavailable as error:
-            said = str(getattr(error.__cause__, "explanation", None) or error.__cause__ or error)
-            raise RegistryRefusal(doing, said) from error.__cause__
+            message = str(getattr(error.__cause__, "explanation", None) or error.__cause__ or error)
+            raise RegistryRefusal(doing, message) from error.__cause__
 
     def _follow(self, doing: str, steps: Iterator[dict[str, Any]], deadline: float) -> None:
         for step in steps:
             if "error" in step:
-                said = str(step["error"])
-                if no_space(said):
+                message = str(step["error"])
+                if no_space(message):
                     raise DiskFull(
-                        f"{doing}: the disk is full ({said.strip()}); free some with `megaflow images evict`."
+                        f"{doing}: the disk is full ({message.strip()}); free some with `megaflow images evict`."
                     )
-                raise RegistryRefusal(doing, said)
+                raise RegistryRefusal(doing, message)
             if time.monotonic() > deadline:
                 steps.close()  # type: ignore[attr-defined]
                 raise RegistryRefusal(doing, "it took longer than this task allows for its image", RefusalKind.OTHER)
@@ -96,13 +96,13 @@ class Registries:
 
 @lru_cache(maxsize=8)
 def architecture_of(engine: Engine) -> str:
-    """As images spell it: `amd64`, `arm64`. Raises: EngineUnavailable, EnvironmentFailed."""
+    """Returns the engine's architecture, as images spell it: `amd64`. Raises: EngineUnavailable, EnvironmentFailed."""
     with engine.named("ask for its architecture", EnvironmentFailed):
         return str(engine.api.version()["Arch"])
 
 
 def refuse_foreign(reference: str, built_for: str, engine: Engine) -> None:
-    """Tell before anything starts that an image's programs cannot run on this engine. Raises: ImageUnfit."""
+    """Refuses an image whose programs cannot run on this engine, before anything starts. Raises: ImageUnfit."""
     here = architecture_of(engine)
     if built_for and built_for != here and (here, built_for) not in COMPATIBLE:
         raise wrong_architecture(reference, built_for, here)

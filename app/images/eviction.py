@@ -13,7 +13,7 @@ from math import inf
 
 @dataclass(frozen=True, slots=True)
 class ImageLayer:
-    """One layer of an image. Images that have the same `id` in common share its bytes."""
+    """A layer of an image. Images that have a layer with the same `id` share its bytes."""
 
     id: str
     size_bytes: int
@@ -24,14 +24,14 @@ class HeldImage:
     """An image that is on this host. `used_at`: seconds since 1970."""
 
     id: str
-    keys: frozenset[str]  # what tasks call it
+    keys: frozenset[str]  # names by which tasks refer to it
     layers: tuple[ImageLayer, ...]
     used_at: float = 0.0
-    derived: bool = False  # what set-up commands made of another image: they can make it again
+    derived: bool = False  # result of set-up commands, which can make it again
 
 
 def positions(upcoming: Sequence[str]) -> dict[str, int]:
-    """Where in the queue each image is needed first."""
+    """Returns by key the first position in the queue at which the image is needed."""
     first: dict[str, int] = {}
     for position, key in enumerate(upcoming):
         first.setdefault(key, position)
@@ -39,18 +39,18 @@ def positions(upcoming: Sequence[str]) -> dict[str, int]:
 
 
 def next_use(image: HeldImage, first: Mapping[str, int]) -> float:
-    """The image's first place in the queue; infinite when no task there needs it."""
+    """Returns the image's first position in the queue; infinite when no task there needs it."""
     return min((first[key] for key in image.keys if key in first), default=inf)
 
 
 def choose_victims(
     images: Sequence[HeldImage], upcoming: Sequence[str], in_use: Collection[str], need_bytes: int
 ) -> list[str]:
-    """Ids of the images to remove, the first to go first, so that `need_bytes` become free; all that may go when that
-    is not enough.
+    """Returns the ids of images to remove, in this order, so that `need_bytes` become free; all removable images if
+    that is not enough.
 
-    upcoming: keys of images in the order in which the queue needs them; a key may come again. in_use: ids that stay
-    whatever happens. Of images that no task waits for, set-ups go first, then the one that was used longest ago.
+    upcoming: keys of images in the order in which the queue needs them; a key may repeat. in_use: ids that always stay.
+    Of images that no task waits for, set-ups are removed first, then the least recently used one.
     Every victim is needed: without any of them, less than `need_bytes` would become free. A layer is freed with
     its last image.
     """
@@ -73,7 +73,7 @@ def choose_victims(
 
 
 def freed_bytes(images: Sequence[HeldImage], gone: Collection[str]) -> int:
-    """What becomes free when these images go."""
+    """Returns the bytes that removing these images frees."""
     tally = _FreedSpace(images)
     for image in images:
         if image.id in gone:
@@ -82,12 +82,12 @@ def freed_bytes(images: Sequence[HeldImage], gone: Collection[str]) -> int:
 
 
 def total_bytes(images: Iterable[HeldImage]) -> int:
-    """What these images take together: a shared layer counts once."""
+    """Returns the bytes of these images together; a shared layer counts once."""
     return sum({layer.id: layer.size_bytes for image in images for layer in image.layers}.values())
 
 
 def _evictable(chosen: Sequence[HeldImage], tally: _FreedSpace, need_bytes: int) -> set[str]:
-    """Who may stay after all, the soonest needed first: a later victim may have freed enough alone."""
+    """Returns the ids that may stay after all, soonest needed first: a later victim may have freed enough alone."""
     spared = set()
     for image in reversed(chosen):
         tally.restore(image)
@@ -99,7 +99,7 @@ def _evictable(chosen: Sequence[HeldImage], tally: _FreedSpace, need_bytes: int)
 
 
 class _FreedSpace:
-    """How much is free when some images are gone. Cheap to change one by one."""
+    """Counts the bytes that are free when some images are removed. Cheap to change image by image."""
 
     def __init__(self, images: Sequence[HeldImage]) -> None:
         self._holders = Counter(layer_id for image in images for layer_id in {layer.id for layer in image.layers})

@@ -18,13 +18,13 @@ from app.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """An image on this host. `ours`: pulled or built by us under these `names`, so that it may go by itself."""
+    """An image on this host. `ours`: MegaFlow pulled or built it under these `names`, so it may be evicted."""
 
     held: HeldImage
     names: tuple[str, ...]
     size_bytes: int
     ours: bool
-    containers: int  # that exist with it, running or not
+    containers: int  # existing containers of it, running or not
     pinned: bool = False  # the base of recipes, the worker's own image
 
     @property
@@ -40,28 +40,28 @@ class ImageIndex(Protocol):
 
     @property
     def is_all(self) -> bool:
-        """Whether an image that goes from here has gone: an engine that is away for now may have it, too."""
+        """Whether an image removed here is gone: an engine that is temporarily away may still have it."""
         ...
 
     def images(self) -> list[Here]:
-        """Everything that is here, and what we know of it."""
+        """Returns all images here, with their metadata."""
         ...
 
     def disk(self) -> Disk | None:
-        """None: it cannot be seen from here."""
+        """Returns the disk; None: it is not visible here."""
         ...
 
     def remove(self, image: Here) -> bool:
-        """Never by force. False: it is in use, and stays."""
+        """Removes an image, never by force. False: it is in use and stays."""
         ...
 
     def tidy(self) -> None:
-        """Remove what belongs to no image."""
+        """Removes what belongs to no image."""
         ...
 
 
 def without_engine(settings: Settings) -> bool:
-    """Whether this host makes environments without an engine; one that is away for now still counts."""
+    """Whether this host creates environments without an engine, also while a local engine is unavailable."""
     try:
         engine_of(settings)
     except EngineUnavailable:
@@ -82,7 +82,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The disk that images are kept on, in bytes as an unprivileged writer sees it."""
+    """The disk of the images, in bytes as an unprivileged writer sees it."""
 
     total_bytes: int
     used_bytes: int
@@ -90,14 +90,14 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """Above `high`, images go until `low`. Up to 1: a share of the disk; above: bytes that all images may take."""
+    """Above `high`, images are evicted until `low`. Up to 1: a share of the disk; above 1: bytes of all images."""
 
     high: float
     low: float
 
     @classmethod
     def of(cls, settings: Settings) -> Watermarks:
-        """A low mark above the high one, or in the other unit, is the high one."""
+        """Reads the marks. A low mark above the high one, or in the other unit, becomes the high one."""
         high, low = settings.image_disk_high, settings.image_disk_low
         return cls(high, low if low <= high and (low <= 1) == (high <= 1) else high)
 
@@ -107,29 +107,29 @@ class Watermarks:
 
 
 def above(mark: float, disk: Disk | None, image_bytes: int) -> int:
-    """Bytes to free until the mark; negative: room. A share of a disk that cannot be seen (None) asks for nothing."""
+    """Returns the bytes to free until the mark; negative: room. 0 for a share of a disk that is not visible (None)."""
     if mark > 1:
         return image_bytes - int(mark)
     return 0 if disk is None else disk.used_bytes - int(mark * disk.total_bytes)
 
 
 def disk_of(engine: Engine) -> Disk | None:
-    """None: it is elsewhere, or not visible to this process. Raises: EngineUnavailable, EnvironmentFailed."""
+    """Returns the engine's disk; None: not visible to this process. Raises: EngineUnavailable, EnvironmentFailed."""
     if not engine.is_local:
         return None
     about = engine.about
     root = Path(about["DockerRootDir"])
-    # A process in a container may talk to the engine and have a folder of that name, but never with that inside.
-    if not os.path.isdir(root / "image" / about["Driver"]):  # False, too, where we may not look
+    # A process in a container may reach the engine and have a folder of that name, but never with this content.
+    if not os.path.isdir(root / "image" / about["Driver"]):  # also False without permission
         log.debug("images.disk_not_visible", folder=str(root))
         return None
     return disk_at(root)
 
 
 def disk_at(folder: Path) -> Disk:
-    """The disk of a folder, or, while there is none, of the nearest one above."""
+    """Returns the disk of a folder, or of the nearest existing folder above."""
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
-    found = os.statvfs(folder)
-    used = (found.f_blocks - found.f_bfree) * found.f_frsize
-    return Disk(total_bytes=used + found.f_bavail * found.f_frsize, used_bytes=used)
+    stats = os.statvfs(folder)
+    used = (stats.f_blocks - stats.f_bfree) * stats.f_frsize
+    return Disk(total_bytes=used + stats.f_bavail * stats.f_frsize, used_bytes=used)

@@ -1,4 +1,4 @@
-"""Lists the images of a host without an engine, and the results of set-ups; removes what lies unpacked."""
+"""Lists the images of a host without an engine, and the results of set-ups; removes unpacked images."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _SET_UP = "setup:"
-"""So begins the id of what a set-up made."""
+"""Prefix of the id of a set-up's result."""
 
 
 class Unpacked:
-    """Implements `ImageIndex`. All of it we have brought here, but what came from an engine that is no more."""
+    """Implements `ImageIndex`. MegaFlow brought all images here, except those of an engine that no longer exists."""
 
     def __init__(self, settings: Settings, book: ImageMetadata) -> None:
         self._settings = settings
@@ -46,23 +46,23 @@ class Unpacked:
         for reference, image_id in store.references().items():
             names[image_id].append(reference)
         users = users_of(self._home)
-        found = [
+        listed = [
             self._image(store, one, entries.get(one.image.id), names[one.image.id], users[one.image.id])
             for one in store.listed()
             if one.snapshot is None
         ]
-        return [*found, *self.set_ups()]
+        return [*listed, *self.set_ups()]
 
     def set_ups(self) -> list[Here]:
-        """What set-ups made, each with its own layer alone: the others go only with its image, and it with them."""
+        """Returns set-ups' results, each with its own layer only. Removing their image removes them and its layers."""
         store, entries = self._store, self._book.entries()
-        found = [one for one in store.listed() if one.snapshot is not None]
-        in_use = self._layers_in_use() if found else set()
-        return [self._set_up(store, one, entries.get(one.image.id), in_use) for one in found]
+        snapshots = [one for one in store.listed() if one.snapshot is not None]
+        in_use = self._layers_in_use() if snapshots else set()
+        return [self._set_up(store, one, entries.get(one.image.id), in_use) for one in snapshots]
 
     @staticmethod
     def is_set_up(image: Here) -> bool:
-        """Whether it is one of `set_ups`."""
+        """Whether the image is one of `set_ups`."""
         return image.id.startswith(_SET_UP)
 
     def disk(self) -> Disk | None:
@@ -75,7 +75,7 @@ class Unpacked:
             return store.image(image.id) is None
         name = image.id.removeprefix(_SET_UP)
         if any(one.snapshot == name and one.used_at > image.held.used_at for one in store.listed()):
-            return False  # used since it was looked at
+            return False  # used since the listing
         store.remove_setup(name, keep=self._layers_in_use)
         return all(one.snapshot != name for one in store.listed())
 
@@ -91,7 +91,7 @@ class Unpacked:
     def _image(
         self, store: ImageStore, one: StoredImageEntry, entry: ImageEntry | None, names: Collection[str], users: int
     ) -> Here:
-        ours = entry is None or entry.ours  # what an engine had before us is always in the book
+        ours = entry is None or entry.ours  # an image that an engine had before is always in the metadata
         known = entry or ImageEntry(one.image.id)
         layers = _layers(store, one.image.layers)
         return Here(
@@ -122,22 +122,22 @@ def _layers(store: ImageStore, names: Sequence[str]) -> tuple[ImageLayer, ...]:
 
 
 def users_of(home: Path) -> Counter[str]:
-    """Environments without an engine, by the id of their image."""
+    """Counts environments without an engine by the id of their image."""
     return Counter(record.image_id for record in Records(home.resolve()).all())
 
 
 def forget(home: Path, image_id: str) -> int:
-    """Remove the unpacked image; bytes that are free now, 0 when an environment stands on it."""
+    """Removes the unpacked image. Returns the freed bytes; 0 when an environment uses it."""
     where = home.resolve()
     try:
         return ImageStore(where).remove(image_id, keep=Records(where).layers_in_use)
-    except OSError as error:  # what is in use cannot be told: nothing goes
+    except OSError as error:  # unknown what is in use: nothing is removed
         log.warning("unpacked.not_removed", image=image_id, reason=str(error))
         return 0
 
 
 def tidy(home: Path) -> int:
-    """Remove what killed processes left half unpacked, and layers of no image; bytes that are free now."""
+    """Removes half-unpacked remains of killed processes, and layers of no image. Returns the freed bytes."""
     where = home.resolve()
     try:
         return ImageStore(where).tidy(keep=Records(where).layers_in_use)

@@ -1,11 +1,11 @@
 """Stores unpacked layers of images, each once per host.
 
 images/oci/layers/NAME      a layer's files, as overlayfs takes them
-images/oci/images/ID.json   an image: its layers and what of its configuration matters
-images/oci/snapshots/KEY.json   what was made of an image: one more layer; by set-up commands
+images/oci/images/ID.json   an image: its layers and the used part of its configuration
+images/oci/snapshots/KEY.json   an image with one more layer, made by set-up commands
 images/oci/unkept/KEY       set-up commands whose result is more than files
-images/oci/blobs/…          what was fetched of a registry: until it is unpacked, then a link to its layer
-images/oci/references/…     which image a reference was, when it was last asked for
+images/oci/blobs/…          fetched from a registry: a blob until it is unpacked, then a link to its layer
+images/oci/references/…     the image of a reference at its last request
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ log = structlog.get_logger()
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME = 24
-"""Digits of a digest in a layer's name: few, so that many names fit into one mount; 96 bits do not collide."""
+"""Digits of a digest in a layer's name: few, so that many names fit into one mount. 96 bits do not collide."""
 
 
 InUse = Callable[[], set[str]]
-"""The names of layers that something stands on: asked for when nothing can begin to, so that none is missing."""
+"""Returns the names of layers in use. Called while no new use can begin, so that none is missing."""
 _UNKEPT_S = 24 * 3600.0
-"""How long until caching a set-up is tried again."""
+"""Time until caching a set-up is tried again."""
 
 SYSTEM_MARK = "y"
 """First letter of layers that belong to no image and are never removed."""
@@ -62,7 +62,7 @@ class StoredImage:
 
 @dataclass(frozen=True, slots=True)
 class StoredImageEntry:
-    """An image in the store, or what a set-up made of one. `used_at`: seconds since 1970, of an image when it came."""
+    """An image in the store, or a set-up's result. `used_at`: seconds since 1970, for images of their arrival."""
 
     image: StoredImage
     used_at: float
@@ -70,7 +70,7 @@ class StoredImageEntry:
 
 
 def image_of(image_id: str, digests: Sequence[str], config: Mapping[str, Any]) -> StoredImage:
-    """From the digests of its uncompressed layers and the section `config` of an image's configuration."""
+    """Creates an image from the digests of its uncompressed layers and the section `config` of its configuration."""
     pairs = (entry.partition("=") for entry in config.get("Env") or ())
     env = {name: value for name, _, value in pairs}
     layers = tuple(layer_name(digest) for digest in digests)
@@ -78,7 +78,7 @@ def image_of(image_id: str, digests: Sequence[str], config: Mapping[str, Any]) -
 
 
 def layer_name(digest: str) -> str:
-    """What the store calls the layer of a digest (`sha256:…`). Raises: ImageUnavailable: it is none, but a path."""
+    """Returns the store's name of a layer's digest (`sha256:…`). Raises: ImageUnavailable: no digest, but a path."""
     if not DIGEST.fullmatch(digest):
         raise ImageUnavailable(f"expected a sha256 digest of a layer in the image, found {digest[:80]!r}.")
     return digest.removeprefix("sha256:")[:_NAME]
@@ -93,9 +93,9 @@ class ImageStore:
         self.blobs = self._root / "blobs"
 
     def add_layer(self, name: str, fill: Fill, *, timeout_s: float) -> bool:
-        """Have a layer; `fill` is called when it is not there yet, by one of all who ask. Whether it was, here.
+        """Adds a layer unless it is there. One of all concurrent calls runs `fill`. Returns whether this one did.
 
-        The image that needs it must be in the `making`, else another process may remove it as left over.
+        The image that needs it must be in `making`, else another process may remove it as left over.
 
         Raises: ImageUnavailable, DiskFull.
         """
@@ -111,7 +111,7 @@ class ImageStore:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder beside the layers, from which one may be moved; removed afterwards, also after a kill."""
+        """Yields a folder next to the layers, from which one can be moved. Removed afterwards, also after a kill."""
         name = uuid.uuid4().hex
         lock = self.lock_file(name)
         folder = self.layers / f".new-{name}"
@@ -121,7 +121,7 @@ class ImageStore:
                 yield folder
             finally:
                 trees.remove(folder)
-                lock.with_name(f"{name}.0").unlink(missing_ok=True)  # as `turn` calls it
+                lock.with_name(f"{name}.0").unlink(missing_ok=True)  # the name that `turn` uses
 
     def lock_file(self, name: str) -> Path:
         return self._root / "locks" / name
@@ -130,12 +130,12 @@ class ImageStore:
         return (self.layers / name).is_dir()
 
     def size_bytes(self, layers: Iterable[str]) -> int:
-        """What these layers take."""
+        """Returns the bytes of these layers."""
         return sum(int(_read(self._size_file(name), "0")) for name in layers)
 
     def _fill(self, name: str, fill: Fill) -> None:
         fresh = self.layers / f".new-{name}"
-        trees.remove(fresh)  # of somebody who was killed: the turn is ours
+        trees.remove(fresh)  # remains of a killed process: this one holds the lock
         fresh.mkdir(parents=True)
         begun = time.monotonic()
         try:
@@ -156,72 +156,72 @@ class ImageStore:
         return self._root / "sizes" / name
 
     def fetching(self) -> AbstractContextManager[None]:
-        """For the length of the block no process removes blobs that were fetched and not yet unpacked."""
+        """Prevents, for the block, that any process removes blobs that were fetched and not yet unpacked."""
         self.blobs.mkdir(parents=True, exist_ok=True)
         return _lock(self.lock_file("fetching"), fcntl.LOCK_SH)
 
     def blob(self, digest: str) -> Path:
-        """Where what a registry calls by this digest lies, or, once it was unpacked, the link to its layer."""
+        """Returns the path of a registry's blob by its digest. Once unpacked, it is a link to its layer."""
         return self.blobs / digest.replace(":", "/", 1)
 
     def _drop_blobs(self) -> None:
-        """Remove what was fetched and not unpacked, and links to layers that have gone; not while one is fetched."""
+        """Removes blobs that were not unpacked, and links to removed layers; does nothing during a fetch."""
         with suppress(BlockingIOError), _lock(self.lock_file("fetching"), fcntl.LOCK_EX | fcntl.LOCK_NB):
             for blob in self.blobs.glob("**/*"):
-                if not blob.is_dir():  # a layer's, by its link
+                if not blob.is_dir():  # a link to an existing layer is one
                     blob.unlink(missing_ok=True)
 
     def announce(self, image: StoredImage) -> None:
-        """Say what an image is made of; it can be used as soon as all its layers are there."""
+        """Records the layers of an image. It can be used as soon as all of them are there."""
         write_whole(self._image_file(image.id), json.dumps(asdict(image)))
 
     @contextmanager
     def making(self, image: StoredImage) -> Iterator[None]:
-        """Announce it; for the length of the block, in which its layers come, no process removes them as left over."""
+        """Announces an image. In the block, while its layers arrive, no process removes them as left over."""
         with _lock(self._making_file(image.id), fcntl.LOCK_SH):
             self.announce(image)
             yield
 
     def image(self, image_id: str) -> StoredImage | None:
-        """The image, when all of it is here."""
+        """Returns the image if all of its layers are here."""
         return self._loaded(self._image_file(image_id))
 
     def images(self) -> list[StoredImage]:
-        found = [self._loaded(file) for file in self._image_files()]
-        return [image for image in found if image is not None]
+        loaded = [self._loaded(file) for file in self._image_files()]
+        return [image for image in loaded if image is not None]
 
     def listed(self) -> list[StoredImageEntry]:
-        """The images that are here as a whole, and what set-ups made of them."""
+        """Returns the complete images, and the results of set-ups."""
         images = [(file, None) for file in self._image_files()]
-        found = []
+        entries = []
         for file, name in (*images, *((file, file.stem) for file in self._snapshot_files())):
-            with suppress(FileNotFoundError):  # going at this moment
+            with suppress(FileNotFoundError):  # just removed
                 if (image := self._loaded(file)) is not None:
-                    found.append(StoredImageEntry(image, file.stat().st_mtime, name))
-        return found
+                    entries.append(StoredImageEntry(image, file.stat().st_mtime, name))
+        return entries
 
     def references(self) -> dict[str, str]:
-        """The references whose image is here as a whole, with its id."""
-        found: dict[str, str] = {}
+        """Returns the references whose images are complete here, with the images' ids."""
+        ids: dict[str, str] = {}
         for file in (self._root / "references").glob("[!.]*.json"):
-            with suppress(OSError, ValueError, KeyError):  # going at this moment
+            with suppress(OSError, ValueError, KeyError):  # just removed
                 reference = json.loads(file.read_text())["reference"]
                 if image_id := self.recall(reference):
-                    found[reference] = image_id
-        return found
+                    ids[reference] = image_id
+        return ids
 
     def change_marker(self) -> frozenset[str]:
-        """Something else whenever an image came or went; cheap."""
+        """Returns a value that changes whenever an image comes or goes; cheap."""
         return frozenset(
             file.name for folder in ("images", "references") for file in (self._root / folder).glob("[!.]*")
         )
 
     def remember(self, reference: str, image_id: str) -> None:
-        """Note what a reference was."""
+        """Records the image of a reference."""
         write_whole(self._reference_file(reference), json.dumps({"reference": reference, "image": image_id}))
 
     def recall(self, reference: str) -> str | None:
-        """The id of the image that a reference was when it was last asked for; None when it is not here."""
+        """Returns the id of a reference's image at its last request; None when it is not here."""
         image_id = json.loads(_read(self._reference_file(reference), "{}")).get("image")
         return image_id if image_id and self.image(image_id) else None
 
@@ -232,33 +232,33 @@ class ImageStore:
         upper: Path,
         size_bytes: int,
     ) -> StoredImage:
-        """Take the folder `upper` over as one more layer on `under`. Of two with one key the first stays."""
+        """Moves the folder `upper` into the store as one more layer on `under`. Of two with one key the first stays."""
         name = f"{SNAPSHOT_MARK}{hashlib.sha256(key.encode()).hexdigest()[: _NAME - 1]}"
         with self.in_use(), turn(self.lock_file(name), timeout_s=30.0):
-            if (found := self.snapshot(key)) is not None:
+            if (existing := self.snapshot(key)) is not None:
                 trees.remove(upper)
-                return found
-            trees.remove(self.layers / name)  # of somebody who was killed before the next line but one
+                return existing
+            trees.remove(self.layers / name)  # remains of a process that was killed before it wrote the snapshot file
             self._publish(upper, name, size_bytes)
             image = replace(under, layers=(*under.layers, name))
             write_whole(self._snapshot_file(key), json.dumps(asdict(image)))
             return image
 
     def snapshot(self, key: str) -> StoredImage | None:
-        """What was kept under `key`, when all of it is here. Counts as use."""
+        """Returns the image stored under `key` if all of its layers are here. Counts as use."""
         file = self._snapshot_file(key)
-        found = self._loaded(file)
-        if found is not None:
-            with suppress(FileNotFoundError):  # going at this moment
+        image = self._loaded(file)
+        if image is not None:
+            with suppress(FileNotFoundError):  # just removed
                 os.utime(file)
-        return found
+        return image
 
     def note_unkept(self, key: str, image_id: str) -> None:
-        """Note that what was set up under `key` on this image cannot be kept: it is not tried again for a day."""
+        """Records that the set-up `key` on this image cannot be cached: it is not tried again for a day."""
         write_whole(self._unkept_file(key), image_id)
 
     def is_unkept(self, key: str) -> bool:
-        """Whether that was noted in the last day."""
+        """Whether `note_unkept` recorded the key in the last day."""
         try:
             return time.time() - self._unkept_file(key).stat().st_mtime < _UNKEPT_S
         except FileNotFoundError:
@@ -266,12 +266,12 @@ class ImageStore:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """While this is held nothing is removed: for the time between finding an image and recording its use."""
+        """Prevents removals while held: for the time between finding an image and recording its use."""
         with self._locked(fcntl.LOCK_SH):
             yield
 
     def remove(self, image_id: str, *, keep: InUse) -> int:
-        """Forget an image with its snapshots, and the layers that nothing else needs; how many bytes are free now.
+        """Removes an image with its snapshots, and layers that nothing else needs. Returns the freed bytes.
 
         keep: layers in use (`Records.layers_in_use`).
         An image that is in use stays: 0.
@@ -279,17 +279,17 @@ class ImageStore:
         with self._locked(fcntl.LOCK_EX):
             in_use = keep()
             snapshots = [file for file in self._snapshot_files() if _described(file).get("id") == image_id]
-            mine = [self._image_file(image_id), *snapshots]
-            others = {name for file in self._image_files() if file != mine[0] for name in _names(file)}
-            if {name for file in mine for name in _names(file)} & in_use - others:
+            files = [self._image_file(image_id), *snapshots]
+            others = {name for file in self._image_files() if file != files[0] for name in _names(file)}
+            if {name for file in files for name in _names(file)} & in_use - others:
                 return 0
             unkept = [file for file in self._unkept_files() if _read(file, "") == image_id]
-            for file in (*mine, *unkept):
+            for file in (*files, *unkept):
                 file.unlink(missing_ok=True)
             return self._drop(in_use)
 
     def remove_setup(self, name: str, *, keep: InUse) -> int:
-        """Forget what a set-up made, by its name in `listed`; how many bytes are free now. One in use stays: 0."""
+        """Removes a set-up's result by its name in `listed`. Returns the freed bytes; 0: it is in use and stays."""
         with self._locked(fcntl.LOCK_EX):
             in_use = keep()
             file = self._root / "snapshots" / f"{name}.json"
@@ -299,13 +299,13 @@ class ImageStore:
             return self._drop(in_use)
 
     def tidy(self, *, keep: InUse) -> int:
-        """Remove what killed processes left, unfinished images too, and layers of none; bytes that are free now."""
+        """Removes remains of killed processes, unfinished images, and layers of no image. Returns the freed bytes."""
         with self._locked(fcntl.LOCK_EX):
             in_use = keep()
             for file in self._image_files():
                 self._drop_unfinished(file)
             for file in (self._root / "references").glob("[!.]*.json"):
-                with suppress(ValueError):  # damaged
+                with suppress(ValueError):  # damaged file
                     if self._loaded(self._image_file(_described(file).get("image", ""))) is not None:
                         continue
                 file.unlink(missing_ok=True)
@@ -320,7 +320,7 @@ class ImageStore:
         if self._loaded(file) is not None:
             return
         with suppress(BlockingIOError), _lock(self._making_file(file.stem), fcntl.LOCK_EX | fcntl.LOCK_NB):
-            if self._loaded(file) is None:  # still
+            if self._loaded(file) is None:  # still unfinished under the lock
                 file.unlink(missing_ok=True)
 
     def _drop(self, keep: set[str]) -> int:
@@ -335,7 +335,7 @@ class ImageStore:
                 folder.rename(doomed)
                 size_bytes = self.size_bytes([name])
                 self._size_file(name).unlink(missing_ok=True)
-        except TimeoutError:  # somebody makes it just now
+        except TimeoutError:  # another process is making it
             return 0
         trees.remove(doomed)
         return size_bytes
@@ -386,8 +386,8 @@ def _lock(file: Path, how: int) -> Iterator[None]:
 
 
 def _described(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_read(file, "{}"))
-    return found
+    content: dict[str, Any] = json.loads(_read(file, "{}"))
+    return content
 
 
 def _names(file: Path) -> set[str]:
@@ -402,7 +402,7 @@ def _read(file: Path, otherwise: str) -> str:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a file: a reader sees the old content or the new. Raises: DiskFull."""
+    """Writes a file: a reader sees the old content or the new. Raises: DiskFull."""
     fresh = file.with_name(f".{uuid.uuid4().hex}")
     with disk_named(f"write {file.name}"):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Takes an engine's layer folder into the store by links."""
+"""Links the files of an engine's layer folder into the store."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from app.host import kernel, mount_namespace
 
 _OPAQUE = "trusted.overlay.opaque"
 _ENTANGLED = ("trusted.overlay.redirect", "trusted.overlay.metacopy")
-"""A folder or file with one of these means something only together with the engine's other layers."""
+"""Attributes of folders and files that are only complete together with the engine's other layers."""
 _NOT_LINKED = (errno.EXDEV, errno.EMLINK, errno.EPERM)
-"""Another file system or mount; as many links as there may be; one that has none."""
+"""Errors: another file system or mount; the maximum number of links; a file without support for links."""
 
 
 class Entangled(Exception):
-    """A layer that is no whole by itself, or whose files cannot be linked: it is to be exported."""
+    """Raised for a layer that is incomplete alone, or whose files cannot be linked: it must be exported."""
 
 
 def take(source: Path, target: Path) -> int:
-    """Have `source` in the empty folder `target`; its files' bytes. Raises: OSError: also when it goes; Entangled."""
+    """Links `source` into the empty `target`. Returns its bytes. Raises: OSError: also if it is removed; Entangled."""
     return mount_namespace.apart(lambda: _unpacked(source, target), needs=target)
 
 
@@ -60,12 +60,12 @@ def _file(source: str, target: str, about: os.stat_result) -> int:
 
 
 def _is_device(about: os.stat_result) -> bool:
-    """Not so what overlayfs takes for a deletion."""
+    """Whether a file is a device, except the one by which overlayfs marks a deletion."""
     return stat.S_ISBLK(about.st_mode) or (stat.S_ISCHR(about.st_mode) and about.st_rdev != 0)
 
 
 def _dress(source: str, target: str, about: os.stat_result) -> None:
-    """Owner first: changing it takes bits of the mode and capabilities away."""
+    """Copies owner, mode, attributes and times. Owner first: changing it clears bits of the mode and capabilities."""
     os.chown(target, about.st_uid, about.st_gid, follow_symlinks=False)
     if not stat.S_ISLNK(about.st_mode):
         os.chmod(target, stat.S_IMODE(about.st_mode))
@@ -86,21 +86,21 @@ class _Mount:
     id: str
     parent: str
     device: str
-    root: str  # which folder of the file system is mounted
+    root: str  # folder of the file system that is mounted
     where: str
 
 
 def _uncover(folder: Path) -> None:
-    """Take away what the engine has mounted over its own folder: the kernel links within one mount only.
+    """Unmounts what the engine has mounted over its own folder: the kernel links within one mount only.
 
-    Only folders that were mounted onto themselves; a file system of its own (a disk for data) stays.
+    Only folders that were mounted onto themselves; a separate file system (a disk for data) stays mounted.
     """
     mounts = list(_mounts())
     by_id = {mount.id: mount for mount in mounts}
     for mount in reversed([one for one in mounts if one.where != "/" and folder.is_relative_to(one.where)]):
         below = by_id.get(mount.parent)
         if below is None or not _is_onto_itself(mount, below):
-            return  # what lies below this one is not where the folder is
+            return  # the folder is not on the mount below this one
         kernel.unmount(mount.where)
 
 

@@ -1,4 +1,4 @@
-"""Finds registry credentials: the settings, else what `docker login` keeps, in its file or by a helper program."""
+"""Finds registry credentials: the settings, else those of `docker login`, in its file or a helper program."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 Login = dict[str, str]
-"""`username` and `password`, or an `identitytoken`, as an engine takes them; anonymous when empty."""
+"""`username` and `password`, or an `identitytoken`, in the engine's form; empty: anonymous."""
 _NO_LOGIN = (DockerException, StoreError, OSError, ValueError, LookupError, TypeError, AttributeError)
-"""What a file that cannot be read, or a helper that fails, ends with."""
+"""Errors of a file that cannot be read, or of a helper that fails."""
 
 
 def login_for(settings: Settings, registry: str) -> Login:
-    """Of a registry as references name it (`ghcr.io`). Raises: SettingsInvalid, which shows nothing of it."""
+    """Returns the login of a registry as references name it (`ghcr.io`). Raises: SettingsInvalid, without secrets."""
     given = _given(settings).get(registry)
     if given is not None:
         return given
@@ -34,16 +34,16 @@ def login_for(settings: Settings, registry: str) -> Login:
 
 
 def logins_of(settings: Settings) -> dict[str, Login]:
-    """All logins that pulls use, by registry; the settings' win. Raises: SettingsInvalid, which shows none."""
+    """Returns all logins for pulls, by registry; settings override. Raises: SettingsInvalid, without secrets."""
     try:
-        kept = auth.load_config().get_all_credentials()  # type: ignore[no-untyped-call]
-        found = {server: login for server, entry in kept.items() if (login := _plain(entry))}
+        credentials = auth.load_config().get_all_credentials()  # type: ignore[no-untyped-call]
+        logins = {server: login for server, entry in credentials.items() if (login := _plain(entry))}
     except _NO_LOGIN as error:
-        found = _not_read(error)
-    found |= _given(settings)
-    if HUB in found:
-        found[auth.INDEX_URL] = found[HUB]
-    return found
+        logins = _not_read(error)
+    logins |= _given(settings)
+    if HUB in logins:
+        logins[auth.INDEX_URL] = logins[HUB]
+    return logins
 
 
 def _given(settings: Settings) -> dict[str, Login]:
@@ -66,7 +66,7 @@ def _plain(entry: dict[str, str] | None) -> Login:
 
 
 def _not_read(error: Exception) -> dict[str, Any]:
-    """Go on without a login: most images need none. The message of a wrong file may show what is in it."""
+    """Continues without a login: most images need none. The message of a malformed file may show its content."""
     reason = str(error) if isinstance(error, DockerException | StoreError) else type(error).__name__
     log.warning("registry.logins_not_read", reason=reason)
     return {}

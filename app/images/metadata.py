@@ -1,6 +1,6 @@
-"""Remembers names, last use and origin of this host's images.
+"""Stores names, last use and origin of this host's images.
 
-The engine keeps none of this. Files below `home`/cache/images, shared by all processes of the host without a lock: one
+The engine stores none. Files below `home`/cache/images, shared by all processes of the host without a lock: one
 per image and key, whose time of change is the time of last use; and one per project of several containers.
 """
 
@@ -25,12 +25,12 @@ from app.settings import Settings
 
 _RETRY_S = 0.02
 _PARTS_S = 30 * 86400.0
-"""How long the list of a project's images is kept after its last use."""
+"""Time after its last use for which the list of a project's images is stored."""
 
 
 @dataclass(slots=True)
 class ImageEntry:
-    """One image. `names`: what we pulled or tagged it as; empty when it was here before us."""
+    """Metadata of an image. `names`: those that MegaFlow pulled or tagged; empty when it was here before."""
 
     image_id: str
     keys: set[str] = field(default_factory=set)
@@ -39,7 +39,7 @@ class ImageEntry:
 
     @property
     def ours(self) -> bool:
-        """Whether we brought it here. Only then may it go without a person's word."""
+        """Whether MegaFlow brought it here. Only then may it be evicted without a person's command."""
         return bool(self.names)
 
 
@@ -51,7 +51,7 @@ class ImageMetadata:
         self._locks = settings.home / "run" / "slots"
 
     def used(self, image_id: str, key: str) -> None:
-        """A task takes it now."""
+        """Records that a task uses the image now."""
         file = self._file(image_id, key)
         try:
             os.utime(file)
@@ -59,50 +59,50 @@ class ImageMetadata:
             write_whole(file, json.dumps({"image": image_id, "key": key, "names": []}))
 
     def made(self, image_id: str, key: str, names: Sequence[str]) -> None:
-        """We have pulled or built it, under these names."""
+        """Records that MegaFlow pulled or built the image, under these names."""
         write_whole(self._file(image_id, key), json.dumps({"image": image_id, "key": key, "names": list(names)}))
 
     def entry(self, image_id: str) -> ImageEntry:
-        """What is known of one image."""
+        """Returns the metadata of one image."""
         return self._read(f"{_hex(image_id)}.*.json").get(image_id) or ImageEntry(image_id)
 
     def entries(self) -> dict[str, ImageEntry]:
-        """All records by image id; some may be of images that are gone."""
+        """Returns all records by image id; some may be of removed images."""
         return self._read("*.json")
 
     def change_marker(self) -> frozenset[str]:
-        """Something else whenever an image came or went; cheap."""
+        """Returns a value that changes whenever an image comes or goes; cheap."""
         try:
             return frozenset(name for name in os.listdir(self._folder) if name.endswith((".json", ".parts")))
         except FileNotFoundError:
             return frozenset()
 
     def _read(self, pattern: str) -> dict[str, ImageEntry]:
-        found: dict[str, ImageEntry] = {}
+        entries: dict[str, ImageEntry] = {}
         for file in self._folder.glob(pattern):
-            with suppress(OSError, ValueError, KeyError):  # going at this moment
+            with suppress(OSError, ValueError, KeyError):  # just removed
                 record, used_at = json.loads(file.read_text()), file.stat().st_mtime
-                entry = found.setdefault(record["image"], ImageEntry(record["image"]))
+                entry = entries.setdefault(record["image"], ImageEntry(record["image"]))
                 entry.keys.add(record["key"])
                 entry.names.update(record["names"])
                 entry.used_at = max(entry.used_at, used_at)
-        return found
+        return entries
 
     def forget(self, image_id: str) -> None:
-        """It is not on this host any more."""
+        """Removes the records of an image that is not on this host any more."""
         for file in self._folder.glob(f"{_hex(image_id)}.*"):
             file.unlink(missing_ok=True)
 
     def note_fit(self, image_id: str) -> None:
-        """It has what an environment needs; as its id is its content, for ever."""
+        """Records that the image has what an environment needs. Valid for ever, as its id is its content."""
         write_whole(self._folder / f"{_hex(image_id)}.fit", json.dumps(True))
 
     def fit(self, image_id: str) -> bool:
-        """Whether that is known."""
+        """Whether `note_fit` recorded the image."""
         return (self._folder / f"{_hex(image_id)}.fit").exists()
 
     def note_parts(self, key: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
-        """Which images a project of several containers takes: by their keys, each with where it comes from."""
+        """Records the images of a project of several containers: by their keys, each with its origin."""
         write_whole(self._parts_file(key), json.dumps({"key": key, "parts": parts}))
         for file in self._folder.glob("*.parts"):
             with suppress(FileNotFoundError):
@@ -110,28 +110,28 @@ class ImageMetadata:
                     file.unlink()
 
     def parts(self, key: str) -> dict[str, dict[str, Any]] | None:
-        """As noted; None when it was not."""
+        """Returns the images that `note_parts` recorded; None without a record."""
         with suppress(OSError, ValueError, KeyError):
-            found: dict[str, dict[str, Any]] = json.loads(self._parts_file(key).read_text())["parts"]
+            parts: dict[str, dict[str, Any]] = json.loads(self._parts_file(key).read_text())["parts"]
             os.utime(self._parts_file(key))
-            return found
+            return parts
         return None
 
     def projects(self) -> dict[str, frozenset[str]]:
-        """The keys of their images, by the key of the project."""
-        found: dict[str, frozenset[str]] = {}
+        """Returns the keys of the images, by the key of the project."""
+        projects: dict[str, frozenset[str]] = {}
         for file in self._folder.glob("*.parts"):
-            with suppress(OSError, ValueError, KeyError):  # going at this moment
+            with suppress(OSError, ValueError, KeyError):  # just removed
                 noted = json.loads(file.read_text())
-                found[noted["key"]] = frozenset(noted["parts"])
-        return found
+                projects[noted["key"]] = frozenset(noted["parts"])
+        return projects
 
     def note_queue(self, keys: Sequence[str]) -> None:
-        """What the queue will need, soonest first: read by every process that has to make room."""
+        """Records the keys that the queue will need, soonest first, for processes that have to make room."""
         write_whole(self._folder / "queue", json.dumps(list(keys)))
 
     def queue(self) -> list[str]:
-        """As last noted; empty when it was not."""
+        """Returns the keys as last recorded; empty without a record."""
         try:
             return [str(key) for key in json.loads((self._folder / "queue").read_text())]
         except (OSError, ValueError):
@@ -139,13 +139,13 @@ class ImageMetadata:
 
     @contextmanager
     def pinned(self, key: str, *, timeout_s: float) -> Iterator[None]:
-        """For the length of the block no process on this host evicts what `key` names. Raises: TimeoutError."""
+        """Prevents, for the block, that a process on this host evicts the image of `key`. Raises: TimeoutError."""
         with self._locked(key, fcntl.LOCK_SH, time.monotonic() + timeout_s):
             yield
 
     @contextmanager
     def alone(self, keys: Sequence[str]) -> Iterator[bool]:
-        """True when none of these is pinned; then none can be before the block ends."""
+        """Yields whether none of these keys is pinned. If so, none can be pinned before the block ends."""
         with ExitStack() as locks:
             try:
                 for key in sorted(keys):
@@ -190,11 +190,11 @@ def _hex(image_id: str) -> str:
 log = structlog.get_logger()
 
 _BELIEVED_S = 60.0
-"""How long the engine's list is believed without a change by MegaFlow: other programs pull and remove, too."""
+"""Time for which the engine's list is reused without a change by MegaFlow: other programs pull and remove, too."""
 
 
 class ImageChanges:
-    """Looks at the book, the engine and the unpacked images of one home. For one thread."""
+    """Reads the metadata, the engine and the unpacked images of one home. For one thread."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -204,7 +204,7 @@ class ImageChanges:
         self._looked_at = 0.0  # monotonic seconds
 
     def here(self) -> frozenset[str]:
-        """What tasks call the images that are here."""
+        """Returns the keys of the images that are here."""
         marks = self._book.change_marker() | ImageStore(self._settings.home.resolve()).change_marker()
         if marks != self._marks or time.monotonic() - self._looked_at > _BELIEVED_S:
             self._keys = self._look()
@@ -212,9 +212,9 @@ class ImageChanges:
         return self._keys
 
     def _look(self) -> frozenset[str]:
-        """An engine that answers is asked for every image; without one, what lies unpacked is all there is.
+        """Reads all images of an engine that answers; without one, the unpacked images are all there is.
 
-        A project is here when all its images are; without an engine it cannot be used.
+        A project is here when all its images are. Without an engine it cannot be used.
         """
         listed, known = self._listed(), self._book.entries().items()
         if listed is None:
@@ -226,15 +226,15 @@ class ImageChanges:
 
     def _listed(self) -> dict[str, set[str]] | None:
         try:
-            from app.host.engine import engine_of  # the client is not everywhere
+            from app.host.engine import engine_of  # the client is not installed everywhere
 
             engine = engine_of(self._settings)
             with engine.named("list images", ImageUnavailable):
-                found = engine.api.images()
+                images = engine.api.images()
         except StationError as error:
             log.debug("images.no_engine", reason=str(error))
             return None
-        return {image["Id"]: _names(image) for image in found}
+        return {image["Id"]: _names(image) for image in images}
 
 
 def _names(image: dict[str, Any]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Describes a host's images for `megaflow images`: size, who needs them, what is evicted next."""
+"""Describes a host's images for `megaflow images`: size, tasks that need them, order of eviction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.images.eviction import freed_bytes
 from app.images.image_index import Here
 
 _ALL = 1 << 62
-"""More bytes than any disk has: everything that may go."""
+"""More bytes than any disk has, to choose everything that may be evicted."""
 
 
 class ImageDemand(NamedTuple):
@@ -26,7 +26,7 @@ class ImageDemand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One image on this host. `own_bytes`: what would become free if it alone went."""
+    """An image on this host. `own_bytes`: bytes that removing it alone would free."""
 
     image: str
     id: str
@@ -34,17 +34,17 @@ class Line:
     own_bytes: int
     used_at: datetime | None
     containers: int
-    needed_at: int | None  # place in the queue; None: nobody waits for it
-    waiting: int  # tasks that need it, of those that were looked at
+    needed_at: int | None  # place in the queue; None: no task waits for it
+    waiting: int  # tasks that need it, in the part of the queue that was read
     goes: int | None  # place in the order of eviction; None: it stays
-    stays: str | None  # why it does not go by itself
+    stays: str | None  # why it is not evicted automatically
 
 
 def lines(view: View, wanted: Mapping[str, ImageDemand]) -> list[Line]:
-    """All images, the soonest needed first and the first to go last."""
+    """Lists all images, the soonest needed first and the first to evict last."""
     order = {image_id: place for place, image_id in enumerate(view.victims(_ALL, time.time()), start=1)}
-    found = [_line(view, image, wanted, order.get(image.id)) for image in view.images]
-    return sorted(found, key=lambda line: (inf if line.needed_at is None else line.needed_at, -(line.goes or _ALL)))
+    items = [_line(view, image, wanted, order.get(image.id)) for image in view.images]
+    return sorted(items, key=lambda line: (inf if line.needed_at is None else line.needed_at, -(line.goes or _ALL)))
 
 
 def _line(view: View, image: Here, wanted: Mapping[str, ImageDemand], goes: int | None) -> Line:

@@ -1,4 +1,4 @@
-"""Pulls what the queue needs next, one process per host, and keeps the disk within its thresholds."""
+"""Pulls the images that the queue needs next, one process per host, and keeps the disk within its thresholds."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ log = structlog.get_logger()
 
 _LOOK_S = 3.0
 _AWAY_S = 10.0
-"""Between two looks while the engine or the ledger does not answer, or another process of this host does the work."""
+"""Wait while the engine or the ledger does not answer, or while another process of this host does the work."""
 _FAILED_S = 120.0
-"""An image that could not be had is not prefetched again for this long."""
+"""Time for which an image that could not be pulled or built is not prefetched again."""
 _MAKE_S = 1800.0
 _READ_MOST = 16
-"""Projects of several containers that are read at one look: each is fetched from the artifact store."""
+"""Number of projects of several containers read at one look: each is fetched from the artifact store."""
 
 Queue = Callable[[bool], Sequence[EnvironmentSpec]]
-"""The environments that the queue will need, soonest first: True, as far as one can see; False, its head.
+"""Returns the environments that the queue will need, soonest first. True: as far as known; False: only its head.
 
 Raises: DatabaseUnavailable.
 """
 Others = Callable[[Sequence[str]], Collection[str]]
-"""Of these images, those that tasks will find on another host.
+"""Returns those of these images that tasks will find on another host.
 
 Raises: DatabaseUnavailable.
 """
 
 
 class IdleSemaphore:
-    """Takes a place only when one is free at this moment: tasks that wait for an image go before guesses."""
+    """Takes a place only if one is free now: tasks that wait for an image have priority over prefetches."""
 
     def __init__(self, semaphore: Semaphore) -> None:
         self._semaphore = semaphore
@@ -55,10 +55,10 @@ class IdleSemaphore:
 
 
 class Prefetcher:
-    """Looks after the images of one host; `run` blocks until told to stop.
+    """Manages the images of one host; `run` blocks until it is stopped.
 
-    fetch_bundle, semaphore: as for `Images`; of the semaphore only free places are used. What `others` have or will
-    have is neither pulled ahead here nor kept for the queue.
+    fetch_bundle, semaphore: as for `Images`; only free places of the semaphore are used. Images that `others` have or
+    will have are neither prefetched here nor kept for the queue.
     """
 
     others: Others = staticmethod(lambda _: ())
@@ -78,10 +78,10 @@ class Prefetcher:
         self._parts = Parts(settings, fetch_bundle=fetch_bundle)
         self._images = HostImages(settings, fetch_bundle=self._parts.fetch, semaphore=IdleSemaphore(semaphore))
         self._cache = ImageCache(settings)
-        self._left_until: dict[str, float] = {}  # key: monotonic seconds
+        self._left_until: dict[str, float] = {}  # by key, until when it is skipped: monotonic seconds
 
     def run(self, stop: threading.Event) -> None:
-        """Work while no other process of this host does."""
+        """Works while no other process of this host does."""
         while not stop.is_set():
             try:
                 with turn(self._alone, timeout_s=0.0):
@@ -103,13 +103,13 @@ class Prefetcher:
                 stop.wait(0.0 if busy else _LOOK_S)
 
     def look(self) -> bool:
-        """Note the queue, make room, fetch at most one image; True when one came and there may be more."""
+        """Records the queue, makes room, fetches at most one image. Returns whether to look again at once."""
         room = self._cache.room_bytes()
-        # A disk with room needs no far sight.
-        asked = self._images.of_use(self._queue(room is None or room <= 0))
-        elsewhere = self.others([key_of(spec) for spec in asked])
-        specs = self._single(spec for spec in asked if key_of(spec) not in elsewhere)
-        with suppress(DiskFull):  # then by what was noted last
+        # With room on the disk the head of the queue is enough.
+        usable = self._images.of_use(self._queue(room is None or room <= 0))
+        elsewhere = self.others([key_of(spec) for spec in usable])
+        specs = self._single(spec for spec in usable if key_of(spec) not in elsewhere)
+        with suppress(DiskFull):  # then the last recorded queue counts
             self._cache.book.note_queue([key_of(spec) for spec in specs])
         self._cache.make_room()
         now = time.monotonic()
@@ -121,8 +121,8 @@ class Prefetcher:
         return bool(missing) and (room is None or room > 0) and self._fetch(missing[0])
 
     def _single(self, specs: Iterable[EnvironmentSpec]) -> list[EnvironmentSpec]:
-        """Each image once, soonest needed first; of projects that are new to this host a few at a time."""
-        found: dict[str, EnvironmentSpec] = {}
+        """Returns each image once, soonest needed first. Reads only a few projects that are new to this host."""
+        images: dict[str, EnvironmentSpec] = {}
         reads = 0
         for spec in specs:
             if not self._parts.is_read(spec):
@@ -130,8 +130,8 @@ class Prefetcher:
                     continue
                 reads += 1
             for part in self._parts_of(spec):
-                found.setdefault(key_of(part), part)
-        return list(found.values())
+                images.setdefault(key_of(part), part)
+        return list(images.values())
 
     def _parts_of(self, spec: EnvironmentSpec) -> Sequence[EnvironmentSpec]:
         try:
@@ -157,7 +157,7 @@ class Prefetcher:
 
 
 class HostImages:
-    """Single images wherever this host keeps them. fetch_bundle, semaphore: as for `Images`."""
+    """Images of environments, wherever this host stores them. fetch_bundle, semaphore: as for `Images`."""
 
     def __init__(
         self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], semaphore: Semaphore | None = None
@@ -169,20 +169,20 @@ class HostImages:
         self._unpacked = OciImages(settings, store, fetch_bundle=fetch_bundle, semaphore=semaphore)
 
     def of_use(self, specs: Iterable[EnvironmentSpec]) -> list[EnvironmentSpec]:
-        """Those that this host can have: several containers take an engine, and so does a recipe without a mirror."""
+        """Returns the environments possible here: several containers, or a recipe without a mirror, need an engine."""
         if not without_engine(self._settings):
             return list(specs)
         mirror = self._settings.image_mirror
         return [spec for spec in specs if spec.compose is None and (spec.build is None or mirror is not None)]
 
     def here(self, spec: EnvironmentSpec) -> bool:
-        """Nothing is fetched or made. Raises: EngineUnavailable, ImageUnavailable: the engine does not say."""
+        """Whether the image is here; fetches nothing. Raises: EngineUnavailable, ImageUnavailable: no answer."""
         if without_engine(self._settings):
             return self._unpacked.here(spec)
         return self._on_engine.here(spec) is not None
 
     def ensure(self, spec: EnvironmentSpec, *, timeout_s: float) -> None:
-        """Have it here. Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull."""
+        """Pulls or builds a missing image. Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull."""
         if without_engine(self._settings):
             self._unpacked.ensure(spec, timeout_s=timeout_s)
         else:

@@ -1,7 +1,7 @@
-"""Says whether an image was here, was pulled, or was built.
+"""Records whether an image was present, was pulled, or was built.
 
-Providers answer with an image's identity alone, and some images come through two of them. A caller that wants to know
-opens a block around the call; code that pulls or builds inside it, in the same thread, notes it.
+Providers return only an image's identity, and some images come through two of them. A caller that needs the source
+opens a block around the call. Code that pulls or builds inside it, in the same thread, records it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class PullSource(StrEnum):
-    """What the time until an image was there went into; of several images of one task, the longest way."""
+    """Sources of an image, which explain the time until it was there; of a task's several images, the slowest."""
 
     HERE = "here"
     PULL = "pull"
@@ -21,7 +21,7 @@ class PullSource(StrEnum):
 
 
 class PullSources:
-    """What was told inside a block."""
+    """Sources recorded inside a block."""
 
     def __init__(self) -> None:
         self._noted: set[PullSource] = set()
@@ -39,16 +39,16 @@ _asking: ContextVar[PullSources | None] = ContextVar("image_arrivals", default=N
 
 @contextmanager
 def noted() -> Iterator[PullSources]:
-    """What is told of images inside the block."""
-    found = PullSources()
-    token = _asking.set(found)
+    """Collects the sources of images inside the block."""
+    sources = PullSources()
+    token = _asking.set(sources)
     try:
-        yield found
+        yield sources
     finally:
         _asking.reset(token)
 
 
 def tell(how: PullSource) -> None:
-    """An image that was asked for came so, by our doing or while we waited for another's."""
+    """Records the source of a requested image, whether this process got it or waited for another process."""
     if (asking := _asking.get()) is not None:
         asking.add(how)

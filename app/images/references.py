@@ -12,18 +12,18 @@ from app.models.spec import SEVERAL, Build, EnvironmentSpec
 HUB = "docker.io"
 _HUB_ALIASES = (HUB, "index.docker.io", "registry-1.docker.io")
 TASK_REPOSITORY = "megaflow/task"
-"""Where built images live, on an engine and below a mirror."""
+"""Repository of built images, on an engine and below a mirror."""
 
 
 def short(*parts: str) -> str:
-    """A digest of these texts, fit for a tag or a file name."""
+    """Returns a digest of these texts, fit for a tag or a file name."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
 def key_of(spec: EnvironmentSpec) -> str:
-    """What tells a task's image from others on every host: the reference, the recipe's digest, or the project's.
+    """Returns what identifies a task's image on every host: the reference, the recipe's digest, or the project's.
 
-    A project's stands for the images of all its services, each of which has a key of its own, too.
+    A project's key stands for the images of all its services, each of which has a key of its own, too.
     """
     if (several := spec.compose) is not None:
         return f"{SEVERAL}{short(several.context.sha256, several.file, several.service)}"
@@ -33,12 +33,12 @@ def key_of(spec: EnvironmentSpec) -> str:
 
 
 def registry_of(reference: str) -> str:
-    """Where an image is pulled from: `docker.io`, `ghcr.io`, `localhost:5000`."""
+    """Returns the registry that an image is pulled from: `docker.io`, `ghcr.io`, `localhost:5000`."""
     return located(reference)[0]
 
 
 def located(reference: str) -> tuple[str, str]:
-    """Registry and path; a name without a registry is Docker Hub's."""
+    """Returns registry and path; a name without a registry is Docker Hub's."""
     host, slash, path = reference.partition("/")
     named = slash and ("." in host or ":" in host or host == "localhost")
     if not named:
@@ -47,7 +47,7 @@ def located(reference: str) -> tuple[str, str]:
 
 
 def in_mirror(mirror: str, reference: str) -> list[str]:
-    """What the mirror calls a public image, the likeliest first; empty when it cannot have it.
+    """Returns the mirror's names of a public image, the likeliest first; empty when it cannot have it.
 
     The registry's host is replaced, and Docker Hub's bare names get their `library/`. A pinned digest is looked for by
     itself and by the tag that stands for it: a copy's manifest may have another digest than the original's.
@@ -62,7 +62,7 @@ def in_mirror(mirror: str, reference: str) -> list[str]:
 
 
 def manifest_of(path: str) -> tuple[str, str]:
-    """Repository and tag, or digest, of a path in a registry."""
+    """Returns repository and tag, or digest, of a path in a registry."""
     name, at, digest = path.partition("@")
     folder, slash, last = name.rpartition("/")
     bare, _, tag = last.partition(":")
@@ -70,7 +70,7 @@ def manifest_of(path: str) -> tuple[str, str]:
 
 
 def digest_tag(reference: str) -> str:
-    """`repo@sha256:abc` as `repo:sha256-abc`, since a digest cannot be pushed; other references as they are."""
+    """Returns `repo@sha256:abc` as `repo:sha256-abc`, since a digest cannot be pushed; others unchanged."""
     if "@" not in reference:
         return reference
     repository, digest = manifest_of(reference)
@@ -78,18 +78,18 @@ def digest_tag(reference: str) -> str:
 
 
 def built_here(build: Build, base_id: str) -> str:
-    """The tag of a recipe's image on the engine that built it: another base makes another image."""
+    """Returns the tag of a recipe's image on the engine that built it: another base makes another image."""
     return f"{TASK_REPOSITORY}:{short(build.context.sha256, build.dockerfile, base_id)}"
 
 
 def built_for_all(mirror: str, build: Build, base_image: str) -> str:
-    """The tag of a recipe's image in a registry: by context, recipe and the base's name, alike on all hosts."""
+    """Returns the tag of a recipe's image in a registry: by context, recipe and the base's name, alike on all hosts."""
     return f"{mirror.rstrip('/')}/{TASK_REPOSITORY}:{short(build.context.sha256, build.dockerfile, base_image)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where an image is: registry, repository, and a tag or a digest."""
+    """Location of an image: registry, repository, and a tag or a digest."""
 
     host: str
     repository: str
@@ -97,7 +97,7 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """From what people write: `python:3.12`, `ghcr.io/a/b@sha256:…`, `localhost:5000/x`."""
+        """Parses usual names: `python:3.12`, `ghcr.io/a/b@sha256:…`, `localhost:5000/x`."""
         host, path = located(text)
         if host == HUB and "/" not in path:
             path = f"library/{path}"
@@ -106,13 +106,13 @@ class Reference:
 
     @property
     def for_skopeo(self) -> str:
-        """As the program skopeo takes it."""
+        """The reference in the form that the program skopeo reads."""
         mark = "@" if self.version.startswith("sha256:") else ":"
         return f"docker://{self.host}/{self.repository}{mark}{self.version}"
 
     @property
     def is_near(self) -> bool:
-        """Whether the registry is on this machine: these are spoken to without encryption."""
+        """Whether the registry is on this machine: such registries are used without encryption."""
         name = urlsplit(f"//{self.host}").hostname or ""
         try:
             return name == "localhost" or ipaddress.ip_address(name).is_loopback

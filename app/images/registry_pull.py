@@ -1,7 +1,7 @@
 """Pulls images from a registry into the store without an engine. The program skopeo fetches, every digest is checked.
 
-skopeo finds the blobs that are here in one folder and fetches the others. A blob that was unpacked is replaced by a
-link to its layer: it takes no room and counts as being here until the layer goes.
+skopeo finds existing blobs in one folder and fetches the others. A blob that was unpacked is replaced by a
+link to its layer: it takes no room and counts as existing until the layer is removed.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from app.images.unpack import Bounds, Digesting, from_tar
 
 _SAID = re.compile(r'level=fatal msg="(.*)"')
 _QUERY = re.compile(r"\?[^\s\"\\]+")
-"""Where a registry sends us on to a storage, that is a key to it."""
+"""Query of the storage URL to which a registry redirects. It grants access, like a key."""
 _MOST_TIMES, _ALWAYS_BYTES = 200, 16 << 30
-"""A layer has at most 200 times the bytes of its blob, or 16 GiB: what has more is made to fill a disk."""
+"""Limit of a layer: 200 times the bytes of its blob, or 16 GiB if that is more. Larger ones aim to fill a disk."""
 _PROGRAMS = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd"}
-"""What unpacks a layer's blob, by its first bytes."""
+"""Programs that unpack a layer's blob, by its first bytes."""
 
 
 def pull(reference: Reference, store: ImageStore, deadline: float, login: Login | None = None) -> StoredImage:
-    """Have an image of a registry in the store; the layers that are here already are not fetched.
+    """Pulls an image of a registry into the store. Layers that are here already are not fetched.
 
     deadline: monotonic seconds.
 
@@ -74,18 +74,18 @@ class _Pull:
             image = image_of(copied.config_digest, copied.digests, copied.config.get("config") or {})
             with store.making(image):
                 copied.unpack(store, timeout_s=self._left_s)
-                found = store.image(image.id)
-        if found is None:
+                stored = store.image(image.id)
+        if stored is None:
             raise RegistryRefusal(self.doing, "a layer was removed meanwhile", RefusalKind.BUSY)
-        return found
+        return stored
 
     @property
     def _left_s(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
     def _fetch(self, layout: Path) -> None:
-        """Have the image's blobs, and its index in the folder `layout`. One at a time from each registry: of images
-        that share layers the second finds those of the first.
+        """Fetches the image's blobs, and its index into the folder `layout`. One at a time from each registry, so
+        that an image finds the layers that it shares with the one before.
         """
         more = ["--src-tls-verify=false"] if self._reference.is_near else []
         with (
@@ -95,9 +95,9 @@ class _Pull:
             json.dump({"auths": {self._reference.host: _for_skopeo(self._login)}}, logins)
             logins.flush()
             more += ["--authfile", logins.name] if self._login else ["--src-no-creds"]
-            said = copy(self._reference.for_skopeo, layout, self._store, more, timeout_s=self._left_s)
-        if said:
-            self._refuse(said)
+            message = copy(self._reference.for_skopeo, layout, self._store, more, timeout_s=self._left_s)
+        if message:
+            self._refuse(message)
 
     def _refuse(self, said: str) -> None:
         if no_space(said):
@@ -108,7 +108,7 @@ class _Pull:
         raise refused
 
     def _refuse_foreign(self, config: Mapping[str, Any]) -> None:
-        """By the image's own word, as an engine does it: with one manifest alone there is no list to choose from."""
+        """Checks the image's own configuration, as an engine does: a single manifest has no list to choose from."""
         system, machine, here = config.get("os"), config.get("architecture"), kernel.machine()
         if (system or "linux") != "linux" or (machine and machine != here and (here, machine) not in COMPATIBLE):
             raise self._foreign(f"{system}/{machine}")
@@ -121,14 +121,14 @@ class _Pull:
 
 
 def copy(source: str, layout: Path, store: ImageStore, more: Sequence[str] = (), *, timeout_s: float) -> str:
-    """Have an image's blobs in the store; what skopeo says when it fails. Raises: ImageUnavailable: no skopeo."""
+    """Copies an image's blobs into the store. Returns skopeo's error, if any. Raises: ImageUnavailable: no skopeo."""
     program = shutil.which("skopeo")
     if program is None:
         raise ImageUnavailable("skopeo is not installed here (Debian: apt-get install skopeo).")
     command = [program, "--insecure-policy", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers"]
     command += ["--dest-shared-blob-dir", str(store.blobs), *more, source, "oci:."]
     try:
-        done = subprocess.run(  # noqa: S603 (its words are ours, but for the image's name)
+        result = subprocess.run(  # noqa: S603 (its words are ours, but for the image's name)
             command,
             cwd=layout,
             stdin=subprocess.DEVNULL,
@@ -139,15 +139,15 @@ def copy(source: str, layout: Path, store: ImageStore, more: Sequence[str] = (),
         )
     except subprocess.TimeoutExpired:
         return "it took longer than this task allows for its image"
-    if done.returncode == 0:
+    if result.returncode == 0:
         return ""
-    fatal = _SAID.search(done.stderr)
-    return _QUERY.sub("?…", (fatal[1] if fatal else done.stderr.strip()).replace('\\"', '"')) or "no message"
+    fatal = _SAID.search(result.stderr)
+    return _QUERY.sub("?…", (fatal[1] if fatal else result.stderr.strip()).replace('\\"', '"')) or "no message"
 
 
 @dataclass(frozen=True)
 class CopiedImage:
-    """An image whose blobs are in the store. `digests`: of its uncompressed layers; `blobs`: where they lie."""
+    """An image whose blobs are in the store. `digests`: of its uncompressed layers; `blobs`: their paths."""
 
     config_digest: str
     config: dict[str, Any]
@@ -155,7 +155,7 @@ class CopiedImage:
     blobs: list[Path]
 
     def unpack(self, store: ImageStore, *, timeout_s: float) -> None:
-        """Have its layers in the store. Raises: RegistryRefusal: one is gone; ImageUnavailable, DiskFull."""
+        """Unpacks its layers into the store. Raises: RegistryRefusal: one is gone; ImageUnavailable, DiskFull."""
         deadline = time.monotonic() + timeout_s
         for digest, blob in zip(self.digests, self.blobs, strict=True):
             name = layer_name(digest)
@@ -165,7 +165,7 @@ class CopiedImage:
 
 
 def read(layout: Path, store: ImageStore) -> CopiedImage:
-    """What `copy` brought. Raises: ImageUnavailable, ValueError, LookupError, TypeError, AttributeError."""
+    """Reads the result of `copy`. Raises: ImageUnavailable, ValueError, LookupError, TypeError, AttributeError."""
     [entry] = json.loads((layout / "index.json").read_text())["manifests"]
     manifest = json.loads(store.blob(_digest(entry)).read_text())
     config_digest = _digest(manifest["config"])
@@ -176,20 +176,20 @@ def read(layout: Path, store: ImageStore) -> CopiedImage:
 
 
 def _prove(blob: Path, digest: str, layer: Path, deadline: float) -> None:
-    """Check that a blob is of a layer that is here: an image could name another's, to have what is in it.
+    """Checks that a blob belongs to a layer that is here: an image could name another's layer to get its content.
 
-    Raises: ImageUnavailable: it is of another; RegistryRefusal: it was removed; ImageUnfit.
+    Raises: ImageUnavailable: it belongs to another layer; RegistryRefusal: it was removed; ImageUnfit.
     """
-    found = ""
+    actual = ""
     try:
         with _unpacked(blob) as stream:
-            found = Digesting(stream, _bounds(blob, deadline)).finish()
-    except IsADirectoryError:  # the link to the layer that it was found to be
+            actual = Digesting(stream, _bounds(blob, deadline)).finish()
+    except IsADirectoryError:  # already replaced by a link to its layer
         pass
     except FileNotFoundError as error:
         raise RegistryRefusal(f"unpack {digest}", "a layer was removed meanwhile", RefusalKind.BUSY) from error
-    if found != digest and blob.resolve() != layer.resolve():
-        raise ImageUnavailable(f"a layer is damaged: expected {digest}, found {found or 'another'}.")
+    if actual != digest and blob.resolve() != layer.resolve():
+        raise ImageUnavailable(f"a layer is damaged: expected {digest}, found {actual or 'another'}.")
 
 
 def _fill(blob: Path, digest: str, deadline: float, folder: Path) -> int:

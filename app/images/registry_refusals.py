@@ -1,4 +1,4 @@
-"""Tells why a registry did not give or take an image, by the words of an engine or of skopeo."""
+"""Classifies why a registry did not give or take an image, by the messages of an engine or of skopeo."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 
 
 class RefusalKind(StrEnum):
-    """Why a registry did not give or take an image."""
+    """Reason why a registry did not give or take an image."""
 
     ABSENT = "absent"  # it has no such image
     DENIED = "denied"  # not logged in, or not allowed
@@ -57,7 +57,7 @@ _SIGNS: tuple[tuple[RefusalKind, re.Pattern[str]], ...] = (
             re.I,
         ),
     ),
-    # A blob that is not there is a registry's that is being filled or cleaned.
+    # A missing blob means that the registry is being filled or cleaned.
     (RefusalKind.OTHER, re.compile(r"(?:fetching|reading) blob.*\b404\b", re.I)),
     (
         RefusalKind.DENIED,
@@ -75,12 +75,12 @@ _SIGNS: tuple[tuple[RefusalKind, re.Pattern[str]], ...] = (
 
 
 def refusal_of(said: str) -> RefusalKind:
-    """What a message about a registry means."""
+    """Classifies a message about a registry."""
     return next((refusal for refusal, sign in _SIGNS if sign.search(said)), RefusalKind.OTHER)
 
 
 class RegistryRefusal(ImageUnavailable):
-    """A registry said no. `reason`: its words, or those of the engine or of skopeo."""
+    """A registry refused a request. `reason`: its message, or that of the engine or of skopeo."""
 
     def __init__(self, doing: str, said: str, refusal: RefusalKind | None = None) -> None:
         super().__init__(f"{doing}: {said}")
@@ -89,7 +89,7 @@ class RegistryRefusal(ImageUnavailable):
 
     @property
     def kind(self) -> type[ImageUnavailable]:
-        """The class that the failure table knows."""
+        """Class of error that the failure table has."""
         return _KINDS.get(self.refusal, ImageUnavailable)
 
 
@@ -97,25 +97,24 @@ _KINDS: dict[RefusalKind, type[ImageUnavailable]] = {RefusalKind.ABSENT: ImageMi
 
 
 def kind_of(error: MegaFlowError) -> type[MegaFlowError]:
-    """The class of failure that an error stands for: a refusal says which."""
+    """Returns the class of failure that an error stands for; a refusal has its own."""
     return error.kind if isinstance(error, RegistryRefusal) else type(error)
 
 
 def together(kinds: Iterable[type[MegaFlowError]]) -> type[ImageUnavailable]:
-    """What it means for a task that all who may have its image refused it, each in one of these ways."""
-    found = set(kinds)
-    if found == {ImageMissing}:
+    """Returns a task's class of error when all registries refused its image, each with one of these classes."""
+    distinct = set(kinds)
+    if distinct == {ImageMissing}:
         return ImageMissing
-    return ImageDenied if ImageDenied in found and found <= {ImageDenied, ImageMissing} else ImageUnavailable
+    return ImageDenied if ImageDenied in distinct and distinct <= {ImageDenied, ImageMissing} else ImageUnavailable
 
 
 def persist(once: Callable[[], _T], deadline: float) -> _T:
-    """What `once` gives, called again while its registry is busy, after a random time that grows.
+    """Returns the result of `once`, repeated while its registry is busy, after random, growing delays.
 
     deadline: monotonic seconds.
 
-    Raises: RegistryRefusal: it is busy after `TRIES` tries, or would be asked again after the deadline. Whatever else
-    `once` raises.
+    Raises: RegistryRefusal: it is busy after `TRIES` tries, or the next try would be after the deadline; as `once`.
     """
     retrying = Retrying(
         retry=retry_if_exception(_is_busy),

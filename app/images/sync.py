@@ -1,4 +1,4 @@
-"""Copies or builds all images of a dataset into a registry; what is there is skipped."""
+"""Copies or builds all images of a dataset into a registry; existing ones are skipped."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _EACH_S = 3600.0
-"""For one image, with its build."""
+"""Time limit for one image, with its build."""
 
 
 class SyncOutcome(StrEnum):
-    PRESENT = "present"  # the registry had it
+    PRESENT = "present"  # the registry already had it
     BUILT = "built"
     COPIED = "copied"
     FAILED = "failed"
@@ -37,7 +37,7 @@ class SyncOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image that tasks of a dataset need. `target`: its name in the registry; None: it can have none."""
+    """An image that tasks of a dataset need. `target`: its name in the registry; None: it can have none."""
 
     key: str
     spec: EnvironmentSpec
@@ -47,7 +47,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class SyncResult:
-    """What became of one image. `error` names the class of the failure, `message` tells it."""
+    """Result for one image. `error`: class of the failure; `message`: its text."""
 
     item: Item
     outcome: SyncOutcome
@@ -58,15 +58,15 @@ class SyncResult:
 
 
 def items_of(specs: Iterable[EnvironmentSpec], to: str, base_image: str) -> list[Item]:
-    """Each image once, in the order of the tasks; environments without one are left out."""
-    found: dict[str, Item] = {}
+    """Returns each image once, in the order of the tasks; environments without one are left out."""
+    items: dict[str, Item] = {}
     for spec in specs:
         if spec.kind in IMAGELESS:
             continue
         key = key_of(spec)
-        known = found.get(key) or Item(key, spec, _target(spec, to, base_image), 0)
-        found[key] = Item(key, known.spec, known.target, known.tasks + 1)
-    return list(found.values())
+        known = items.get(key) or Item(key, spec, _target(spec, to, base_image), 0)
+        items[key] = Item(key, known.spec, known.target, known.tasks + 1)
+    return list(items.values())
 
 
 def _target(spec: EnvironmentSpec, to: str, base_image: str) -> str | None:
@@ -77,7 +77,7 @@ def _target(spec: EnvironmentSpec, to: str, base_image: str) -> str | None:
 
 
 class Sync:
-    """Builds or copies images into the registry `to`. Killed at any moment, it may be run again."""
+    """Builds or copies images into the registry `to`. After a kill at any moment, it may be run again."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Sync:
         semaphore: Semaphore | None = None,
     ) -> None:
         if settings.image_mirror is not None and settings.image_mirror.rstrip("/") == to.rstrip("/"):
-            settings = settings.model_copy(update={"image_mirror": None})  # it is the goal and no source
+            settings = settings.model_copy(update={"image_mirror": None})  # it is the target, not a source
         self._settings = settings
         self._images = Images(settings, fetch_bundle=fetch_bundle, semaphore=semaphore)
         self._book = ImageMetadata(settings)
@@ -98,19 +98,19 @@ class Sync:
         return engine_of(self._settings)
 
     def run(self, items: Iterable[Item], *, jobs: int) -> Iterator[SyncResult]:
-        """What became of each, as it ends; `jobs` at a time, each for itself. Raises: EngineUnavailable."""
+        """Yields each result as it ends; `jobs` at a time, independent of each other. Raises: EngineUnavailable."""
         engine = self._engine
         log.debug("sync.begun", engine=engine.url)
         with ThreadPoolExecutor(jobs, thread_name_prefix="sync") as threads:
             try:
-                for done in as_completed([threads.submit(self.one, item) for item in items]):
-                    yield done.result()
+                for future in as_completed([threads.submit(self.one, item) for item in items]):
+                    yield future.result()
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
     def one(self, item: Item) -> SyncResult:
-        """Have one image in the registry."""
+        """Puts one image into the registry."""
         begun = time.monotonic()
         try:
             outcome, digest = self._one(item, begun + _EACH_S)
@@ -129,15 +129,15 @@ class Sync:
         with self._images.pinned(item.spec, timeout_s=deadline - time.monotonic()) as image_id:
             self._name(image_id, item.key, item.target)
             registries.push(item.target, deadline)
-        found = registries.look(item.target, deadline)
-        if found is None:
+        digest = registries.look(item.target, deadline)
+        if digest is None:
             raise ImageUnavailable(f"{item.target} was pushed, but its registry does not have it; is it being cleaned?")
-        return (SyncOutcome.COPIED if item.spec.build is None else SyncOutcome.BUILT), found
+        return (SyncOutcome.COPIED if item.spec.build is None else SyncOutcome.BUILT), digest
 
     def _name(self, image_id: str, key: str, target: str) -> None:
         repository, tag = parse_repository_tag(target)
         with self._engine.named(f"name {target}", ImageUnavailable):
             self._engine.api.tag(image_id, repository, tag or "latest")
         known = self._book.entry(image_id)
-        if known.ours:  # else it was here before us: our name makes it no more ours
+        if known.ours:  # else it was here before: a new name does not make it MegaFlow's
             self._book.made(image_id, key, sorted({*known.names, target}))

@@ -38,14 +38,14 @@ log = structlog.get_logger()
 
 _ASK_S = 60.0
 _SEEN_S = 1.0
-"""How long a seen image is taken as present: of many replicas one asks."""
+"""Time for which a found image is assumed present, so that one of many replicas checks."""
 _ARG_BASE = "BASE_IMAGE"
 _NEEDED = (("/bin/sh",), ("/bin/sleep", "/usr/bin/sleep"))
-"""Programs that every environment needs, and where they may lie."""
+"""Programs that every environment needs, with their possible paths."""
 
 
 class Images:
-    """The images of one host. fetch_bundle: gives a bundle's tar. semaphore: bounds making (None: on this host)."""
+    """The images of one host. fetch_bundle: returns a bundle's tar. semaphore: limits pulls and builds (None: here)."""
 
     def __init__(
         self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], semaphore: Semaphore | None = None
@@ -62,20 +62,20 @@ class Images:
         return engine_of(self._settings)
 
     def ensure(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
-        """The id of the spec's image. Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull."""
+        """Returns the image's id. Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull."""
         deadline = time.monotonic() + timeout_s
         try:
-            found = self._ensured(spec, deadline)
+            image_id = self._ensured(spec, deadline)
         except DiskFull:
             if not self._cache.make_room(urgently=True):
                 raise
-            found = self._ensured(spec, deadline)
-        self._cache.book.used(found, references.key_of(spec))
-        return found
+            image_id = self._ensured(spec, deadline)
+        self._cache.book.used(image_id, references.key_of(spec))
+        return image_id
 
     @contextmanager
     def pinned(self, spec: EnvironmentSpec, *, timeout_s: float) -> Iterator[str]:
-        """As `ensure`; for the length of the block the image stays on the engine, whatever room is needed.
+        """Yields the id as `ensure`. For the block the image stays on the engine, however much room is needed.
 
         Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
         """
@@ -88,22 +88,22 @@ class Images:
             yield self.ensure(spec, timeout_s=timeout_s - (time.monotonic() - begun))
 
     def forget(self, spec: EnvironmentSpec) -> None:
-        """Ask the engine again: the spec's image was found to be gone."""
+        """Forgets a found image that is gone, so that the engine is asked again."""
         self._seen.pop(spec.image or "", None)
 
     def here(self, spec: EnvironmentSpec) -> str | None:
-        """The id of the spec's image when the engine has it; nothing is fetched or made. Raises: EngineUnavailable."""
+        """Returns the id of the image if the engine has it; fetches and builds nothing. Raises: EngineUnavailable."""
         if spec.build is None:
             reference = spec.image or ""
             candidates = [reference, *self._mirrored(reference)]
         else:
             candidates = self._built_names(spec.build)
-        return next((found for name in candidates if (found := self.find(name)) is not None), None)
+        return next((image_id for name in candidates if (image_id := self.find(name)) is not None), None)
 
     def refuse_unfit(self, container_id: str, image_id: str, label: str) -> None:
-        """Tell an image without a shell from one with, by a container of it that need not have started.
+        """Refuses an image without a shell, by a container of it that need not have started.
 
-        Asked of the engine once for an image and host.
+        Checked only once per image and host.
 
         Raises: ImageUnfit, ImageUnavailable, EngineUnavailable; EnvironmentFailed: the container has gone.
         """
@@ -126,13 +126,13 @@ class Images:
                 reply.raise_for_status()
                 return True
         with self._engine.named(f"look for {path}", EnvironmentFailed):
-            api.inspect_container(container_id)  # the engine answers the same when it is the container that has gone
+            api.inspect_container(container_id)  # the engine answers the same when the container is gone
         return False
 
     def find(self, reference: str) -> str | None:
-        """The id of an image that the engine has, or None."""
-        found = self._described(reference)
-        return None if found is None else str(found["Id"])
+        """Returns the id of an image that the engine has, or None."""
+        description = self._described(reference)
+        return None if description is None else str(description["Id"])
 
     def _ensured(self, spec: EnvironmentSpec, deadline: float) -> str:
         if spec.build is None:
@@ -142,22 +142,22 @@ class Images:
     def _described(self, reference: str) -> dict[str, Any] | None:
         try:
             with self._engine.named(f"look for image {reference}", ImageUnavailable):
-                found: dict[str, Any] = self._engine.api.inspect_image(reference)  # type: ignore[no-untyped-call]
-                return found
+                description: dict[str, Any] = self._engine.api.inspect_image(reference)  # type: ignore[no-untyped-call]
+                return description
         except ImageUnavailable as error:
             if isinstance(error.__cause__, ImageNotFound):
                 return None
             raise
 
     def _runnable(self, reference: str) -> str | None:
-        found = self._described(reference)
-        if found is None:
+        description = self._described(reference)
+        if description is None:
             return None
-        refuse_foreign(reference, str(found.get("Architecture") or ""), self._engine)
-        return str(found["Id"])
+        refuse_foreign(reference, str(description.get("Architecture") or ""), self._engine)
+        return str(description["Id"])
 
     def _fitting(self, reference: str) -> str | None:
-        """As `find`; None also for one that is here for another architecture: there may be a better one elsewhere."""
+        """Returns as `find`; None also for another architecture: there may be a better image elsewhere."""
         try:
             return self._runnable(reference)
         except ImageUnfit:
@@ -170,16 +170,16 @@ class Images:
         candidates = [*self._mirrored(reference), reference]
         for candidate in reversed(candidates):
             look = self._runnable if candidate == reference else self._fitting
-            if (found := look(candidate)) is not None:
-                self._seen[reference] = found, time.monotonic() + _SEEN_S
-                return found
-        # A build's base has a turn of its own: who has a place here must not wait for somebody who waits for a place.
+            if (image_id := look(candidate)) is not None:
+                self._seen[reference] = image_id, time.monotonic() + _SEEN_S
+                return image_id
+        # A build's base has its own lock: a process with a place must not wait for a process that waits for one.
         turn_name = f"{'pull' if counted else 'base'}-{_short(reference)}"
         with self._once(turn_name, f"pull {reference}", deadline, counted=counted):
             tell(PullSource.PULL)
             for candidate in candidates:
-                if (found := self._runnable(candidate)) is not None:
-                    return found
+                if (image_id := self._runnable(candidate)) is not None:
+                    return image_id
             return self._pull_first(reference, candidates, deadline)
 
     def _pull_first(self, reference: str, candidates: list[str], deadline: float) -> str:
@@ -193,7 +193,7 @@ class Images:
                 cause = refused
                 refusals.append(f"{candidate}: {refused.reason}")
                 kinds.append(refused.kind)
-            except ImageUnfit as unfit:  # a mirror may have it for other hosts alone
+            except ImageUnfit as unfit:  # a mirror may have it only for other architectures
                 if candidate == candidates[-1]:
                     raise
                 cause = unfit
@@ -216,12 +216,12 @@ class Images:
                     here = architecture_of(self._engine)
                     raise wrong_architecture(candidate, "other architectures", here) from refused
                 raise
-        found = self._runnable(candidate)
-        if found is None:
+        image_id = self._runnable(candidate)
+        if image_id is None:
             raise RegistryRefusal(f"pull {candidate}", "pulled, but not there afterwards", RefusalKind.OTHER)
-        self._cache.book.made(found, key, [candidate])
+        self._cache.book.made(image_id, key, [candidate])
         log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
-        return found
+        return image_id
 
     def _mirrored(self, reference: str) -> list[str]:
         mirror = self._settings.image_mirror
@@ -230,28 +230,28 @@ class Images:
     def _built(self, build: Build, limits: BuildLimits, deadline: float) -> str:
         tag, *shared = candidates = self._built_names(build)
         for candidate in candidates:
-            if (found := self._fitting(candidate)) is not None:
-                return found
+            if (image_id := self._fitting(candidate)) is not None:
+                return image_id
         with self._once(f"build-{tag.rpartition(':')[2]}", f"build {tag}", deadline):
             for candidate in candidates:
-                if (found := self._fitting(candidate)) is not None:
-                    tell(PullSource.BUILD if candidate == tag else PullSource.PULL)  # another's, whom we waited for
-                    return found
+                if (image_id := self._fitting(candidate)) is not None:
+                    tell(PullSource.BUILD if candidate == tag else PullSource.PULL)  # made by another process
+                    return image_id
             for candidate in shared:
-                if (found := self._from_mirror(candidate, build, deadline)) is not None:
+                if (image_id := self._from_mirror(candidate, build, deadline)) is not None:
                     tell(PullSource.PULL)
-                    return found
+                    return image_id
             tell(PullSource.BUILD)
             return self._build(build, tag, limits, deadline)
 
     def _built_names(self, build: Build) -> list[str]:
-        """What it is called here once it is built; then, with a mirror, what `megaflow images sync` calls it there."""
+        """Returns the built image's name here; then, with a mirror, its name there by `megaflow images sync`."""
         here = references.built_here(build, self.find(self._settings.base_image) or "")
         mirror = self._settings.image_mirror
         return [here] if mirror is None else [here, references.built_for_all(mirror, build, self._settings.base_image)]
 
     def _from_mirror(self, candidate: str, build: Build, deadline: float) -> str | None:
-        """None when the mirror has no such image or cannot give it: then it is built."""
+        """Pulls the image from the mirror; None if the mirror lacks it or cannot give it: then it is built."""
         try:
             return self._pull(candidate, references.key_of(EnvironmentSpec(build=build)), deadline)
         except RegistryRefusal as refused:
@@ -282,12 +282,12 @@ class Images:
                 output.note(f"{reference} is {image_id} here")
             builder = Builder(self._engine, output, limits, self._locks / "build-disk-watch", logins_of(self._settings))
             builder.build(tag, params, packed, deadline)
-        found = self.find(tag)
-        if found is None:
+        built_id = self.find(tag)
+        if built_id is None:
             raise ImageUnavailable(f"{tag} was built, but is not there afterwards; was it pruned? Try again.")
-        self._cache.book.made(found, references.key_of(EnvironmentSpec(build=build)), [tag])
+        self._cache.book.made(built_id, references.key_of(EnvironmentSpec(build=build)), [tag])
         log.info("image.built", image=tag, took_s=round(time.monotonic() - begun, 3))
-        return found
+        return built_id
 
     def _recipe(self, file: Path) -> tuple[Dockerfile, dict[str, str]]:
         text = file.read_bytes().decode(errors="surrogateescape")
@@ -302,17 +302,17 @@ class Images:
         return Dockerfile(text, {_ARG_BASE: base}), {_ARG_BASE: base}
 
     def _bases(self, recipe: Dockerfile, deadline: float, keeping: ExitStack) -> dict[str, str]:
-        """Have and keep what the recipe builds on; ids of what the engine calls otherwise. Raises: as `ensure`."""
+        """Pulls and pins the recipe's bases. Returns ids of those with other names there. Raises: as `ensure`."""
         elsewhere = {}
         for reference in dict.fromkeys(base.reference for base in recipe.bases):
             try:
                 keeping.enter_context(self._cache.book.pinned(reference, timeout_s=deadline - time.monotonic()))
             except TimeoutError as error:
                 raise ImageUnavailable(f"could not use image {reference} in time: {error}; try again.") from error
-            found = self._pulled(reference, deadline, counted=False)  # this build's own slot covers it
-            self._cache.book.used(found, reference)
-            if self.find(reference) != found:
-                elsewhere[reference] = found
+            image_id = self._pulled(reference, deadline, counted=False)  # this build's own slot covers it
+            self._cache.book.used(image_id, reference)
+            if self.find(reference) != image_id:
+                elsewhere[reference] = image_id
         return elsewhere
 
     def _parameters(self, build: Build, tag: str, arguments: dict[str, str], *, closed: bool) -> dict[str, Any]:
@@ -333,7 +333,7 @@ class Images:
 
     @contextmanager
     def _once(self, name: str, doing: str, deadline: float, *, counted: bool = True) -> Iterator[None]:
-        """One at a time for this image, and, when `counted`, few at a time on this host."""
+        """Allows one process at a time for this image, and, when `counted`, few at a time on this host."""
         limit, capacity = f"image_builds:{host_of(self._engine)}", self._settings.image_builds
         try:
             with turn(self._locks / name, timeout_s=deadline - time.monotonic()):
@@ -347,5 +347,5 @@ class Images:
 
 
 def host_of(engine: Engine) -> str:
-    """What the engine calls its host, alike for all that share it. Raises: EngineUnavailable, EnvironmentFailed."""
+    """Returns the engine's name of its host, alike for all clients. Raises: EngineUnavailable, EnvironmentFailed."""
     return str(engine.about["Name"])

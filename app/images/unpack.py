@@ -1,7 +1,7 @@
 """Unpacks a layer's tar into a folder for overlayfs: owners, modes, hard links, capabilities, deletions.
 
-Nothing of a layer reaches outside of its folder, whatever links it brings: every name is looked up as if that folder
-were the root of everything.
+Nothing of a layer reaches outside of its folder, whatever links it has: every name is resolved as if that folder
+were the root.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _ATTRIBUTE = "SCHILY.xattr."
 _FOLDER = os.O_PATH | os.O_DIRECTORY
 _CHUNK_BYTES = 1 << 20
 _BROKEN = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EPERM, errno.EINVAL, errno.EEXIST}
-"""What a name, an owner or a link of a layer can make the system say."""
+"""Errors that a name, an owner or a link of a layer can cause."""
 _NO_NAMES = ("", ".", "..")
-"""Of a folder itself, or of the one above: nothing in a folder has them."""
+"""Names of a folder itself or of its parent: nothing in a folder has them."""
 
 
 class Readable(Protocol):
@@ -43,7 +43,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of unpacking a layer: monotonic seconds, and bytes that its files may have together."""
+    """Limits for unpacking a layer: monotonic seconds, and bytes of its files together."""
 
     deadline: float = math.inf
     most_bytes: float = math.inf
@@ -57,7 +57,7 @@ class Bounds:
 
 
 class Digesting:
-    """A stream that knows the sha256 of what was read from it."""
+    """A stream that computes the sha256 of what is read from it."""
 
     def __init__(self, source: Readable, bounds: Bounds = Bounds()) -> None:
         self._source = source
@@ -73,14 +73,14 @@ class Digesting:
         return data
 
     def finish(self) -> str:
-        """Read to the end; `sha256:…` of everything."""
+        """Reads to the end. Returns `sha256:…` of everything."""
         while self.read(_CHUNK_BYTES):
             pass
         return f"sha256:{self._hash.hexdigest()}"
 
 
 def unpack(stream: Readable, folder: Path, bounds: Bounds = Bounds()) -> int:
-    """Unpack an uncompressed layer into the empty `folder`; how many bytes its files have.
+    """Unpacks an uncompressed layer into the empty `folder`. Returns the bytes of its files.
 
     Raises: ImageUnavailable: it is no layer, or takes too long; ImageUnfit: it has too many bytes; OSError.
     """
@@ -88,7 +88,7 @@ def unpack(stream: Readable, folder: Path, bounds: Bounds = Bounds()) -> int:
     try:
         with _Unpacking(root, bounds) as work, _read(stream) as tar:
             for member in tar:
-                tar.members = []  # type: ignore[attr-defined] # else it keeps every member that it has seen
+                tar.members = []  # type: ignore[attr-defined] # else it stores every member
                 work.take(tar, member)
             return work.size_bytes
     except (tarfile.TarError, ValueError, OverflowError) as error:
@@ -139,7 +139,7 @@ class _Unpacking:
             with self._opened(folder) as handle:
                 os.setxattr(f"/proc/self/fd/{handle}", "trusted.overlay.opaque", b"y")
         elif name.startswith(_WHITEOUT * 2):
-            return  # what an older file system kept beside; means nothing here
+            return  # metadata of an older file system, without meaning here
         elif name.startswith(_WHITEOUT):
             self._delete(folder, _deleted(member, name))
         else:
@@ -161,7 +161,7 @@ class _Unpacking:
             self._date(parent, name, member)
         elif member.isfifo():
             self._make_pipe(parent, name, member)
-        # No devices: nobody inside could make one, and a host without version 1 of cgroups could not forbid its use.
+        # No devices: a container cannot make one, and a host without version 1 of cgroups could not forbid its use.
 
     def _make_file(self, tar: tarfile.TarFile, parent: int, name: str, member: tarfile.TarInfo) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -211,7 +211,7 @@ class _Unpacking:
         self._date(parent, name, member)
 
     def _delete(self, folder: str, name: str) -> None:
-        """Note that what lower layers have under this name is gone: overlayfs knows it by a device of its own."""
+        """Marks a name of lower layers as deleted: overlayfs recognises it by a special device."""
         parent = self._open_parent(folder)
         self._clear(parent, name)
         os.mknod(name, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=parent)
@@ -238,7 +238,7 @@ class _Unpacking:
             os.close(handle)
 
     def _clear(self, parent: int, name: str) -> None:
-        """Make room: a later member of a layer replaces an earlier one."""
+        """Removes an earlier member of the layer, as a later one replaces it."""
         if name in _NO_NAMES:
             raise ImageUnavailable(f"a layer is damaged: it replaces {name!r}.")
         try:
@@ -255,16 +255,16 @@ class _Unpacking:
         for key, value in member.pax_headers.items():
             name = key.removeprefix(_ATTRIBUTE)
             if name != key and (name == "security.capability" or name.startswith("user.")):
-                with suppress(OSError):  # a file system without them
+                with suppress(OSError):  # a file system without extended attributes
                     os.setxattr(place, name, value.encode("utf-8", "surrogateescape"))
 
 
 def _deleted(member: tarfile.TarInfo, name: str) -> str:
-    """The name that a deletion is about; never one that leads elsewhere."""
-    gone = name.removeprefix(_WHITEOUT)
-    if gone in _NO_NAMES:
+    """Returns the name that a deletion is about; never one that leads elsewhere."""
+    deleted = name.removeprefix(_WHITEOUT)
+    if deleted in _NO_NAMES:
         raise ImageUnavailable(f"a layer is damaged: it deletes {member.name!r}.")
-    return gone
+    return deleted
 
 
 @contextmanager
@@ -288,18 +288,18 @@ def _write_all(handle: int, data: bytes) -> None:
 
 
 Fill = Callable[[Path], int]
-"""Puts a layer into an empty folder and says how many bytes it has."""
+"""Puts a layer into an empty folder and returns its bytes."""
 
 
 def from_tar(stream: IO[bytes] | Readable, expected: str | None, bounds: Bounds = Bounds()) -> Fill:
-    """A `Fill` that unpacks an uncompressed tar, whose digest must be `expected`."""
+    """Returns a `Fill` that unpacks an uncompressed tar, whose digest must be `expected`."""
 
     def fill(folder: Path) -> int:
         digesting = Digesting(stream, bounds)
         size_bytes = unpack(digesting, folder, bounds)
-        found = digesting.finish()
-        if expected is not None and found != expected:
-            raise ImageUnavailable(f"a layer is damaged: expected {expected}, found {found}.")
+        digest = digesting.finish()
+        if expected is not None and digest != expected:
+            raise ImageUnavailable(f"a layer is damaged: expected {expected}, found {digest}.")
         return size_bytes
 
     return fill

@@ -29,11 +29,11 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _BELIEVED_S = 30.0
-"""How long a resolved reference is believed: a tag may move."""
+"""Time for which a resolved reference is reused: a tag may move."""
 
 
 class OciImages:
-    """The images of one home, made and fetched once however many ask."""
+    """The images of one home, each made and fetched once for all callers."""
 
     def __init__(
         self, settings: Settings, store: ImageStore, *, fetch_bundle: Callable[[Bundle], bytes], semaphore: Semaphore
@@ -44,10 +44,10 @@ class OciImages:
         self._engines = Images(settings, fetch_bundle=fetch_bundle, semaphore=semaphore)
         self._cache = ImageCache(settings)
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[str, float]] = {}  # image id and until when it is believed
+        self._known: dict[str, tuple[str, float]] = {}  # image id, and until when it is reused: monotonic seconds
 
     def ensure(self, spec: EnvironmentSpec, *, timeout_s: float) -> StoredImage:
-        """Have the spec's image in the store.
+        """Puts the spec's image into the store and returns it.
 
         Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
         """
@@ -60,7 +60,7 @@ class OciImages:
         return image
 
     def here(self, spec: EnvironmentSpec) -> bool:
-        """Whether `ensure` would neither fetch nor build. Raises: ImageUnavailable: the engine does not say."""
+        """Whether `ensure` would neither fetch nor build. Raises: ImageUnavailable: no answer of the engine."""
         reference = spec.image
         if self._believed(_name_of(spec)) is not None:
             return True
@@ -80,7 +80,7 @@ class OciImages:
         return self._store.image(image_id) if time.monotonic() < until else None
 
     def _with_room(self, spec: EnvironmentSpec, deadline: float) -> StoredImage:
-        """A full disk gets room once; what did not fit all the same leaves nothing behind."""
+        """Makes room once if the disk is full. If the image does not fit even then, no remains are left."""
         try:
             return self._resolved(spec, deadline)
         except DiskFull as error:
@@ -93,7 +93,7 @@ class OciImages:
             raise _too_full(spec, error, "too little room was left by the images that may go") from error
 
     def _made_room(self) -> bool:
-        with suppress(StationError):  # what is in use cannot be told
+        with suppress(StationError):  # it is unknown what is in use
             return bool(self._cache.make_room(urgently=True))
         return False
 
@@ -114,7 +114,7 @@ class OciImages:
         return image
 
     def _without_engine(self, spec: EnvironmentSpec, reference: str, deadline: float) -> StoredImage:
-        """Noted, so that it goes in its turn; it is not evicted meanwhile."""
+        """Pulls and records the image, so that it is evicted in its turn, but not meanwhile."""
         book, key = self._cache.book, key_of(spec)
         try:
             with book.pinned(key, timeout_s=deadline - time.monotonic()):
@@ -128,7 +128,7 @@ class OciImages:
         return image
 
     def _built_elsewhere(self, spec: EnvironmentSpec, error: EngineUnavailable) -> str:
-        """What the mirror calls the image of a recipe, which cannot be built here."""
+        """Returns the mirror's name for a recipe's image, which cannot be built here."""
         mirror = self._settings.image_mirror
         if mirror is None or spec.build is None:
             raise EngineUnavailable(
@@ -142,7 +142,7 @@ class OciImages:
         return engine_layers.take(engine_of(self._settings), image_id, self._store, timeout_s=left_s)
 
     def _pulled(self, reference: str, deadline: float) -> StoredImage:
-        """One that was here before is not asked for again, as an engine does it, too."""
+        """Pulls the image. An image that was here before is not requested again; an engine does the same."""
         if (here := self._recalled(reference)) is not None:
             return here
         name = f"oci-pull-{hashlib.sha256(reference.encode()).hexdigest()[:24]}"
@@ -158,13 +158,13 @@ class OciImages:
         return self._store.image(image_id) if image_id else None
 
     def _pull_in_turn(self, reference: str, deadline: float) -> StoredImage:
-        """Few at a time on this host: what is fetched is unpacked, too. Raises: TimeoutError: no place was free."""
+        """Limits pulls on this host, as images are unpacked, too. Raises: TimeoutError: no place was free."""
         limit, capacity = f"image_builds:{self._settings.host()}", self._settings.image_builds
         with self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
             return self._pull_first(reference, deadline)
 
     def _pull_first(self, reference: str, deadline: float) -> StoredImage:
-        with suppress(StationError):  # an engine that answered before is away, or what is in use cannot be told
+        with suppress(StationError):  # the engine became unavailable, or it is unknown what is in use
             self._cache.make_room()
         refusals: list[ImageUnavailable] = []
         for candidate in self._candidates(reference):

@@ -1,4 +1,4 @@
-"""Providers of instances. README.md beside this file says how to add one."""
+"""Providers of instances. README.md in this folder explains how to add one."""
 
 from __future__ import annotations
 

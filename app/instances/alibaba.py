@@ -43,11 +43,11 @@ _STANDING = ("Pending", "Starting", "Running")
 _PAGE = 100
 _POLL_S = 5.0
 _SOONEST = timedelta(minutes=31)
-"""ECS releases a machine by itself no sooner than half an hour after it was asked for."""
+"""Minimum lifetime: ECS releases a machine automatically no sooner than half an hour after the request."""
 
 
 class AlibabaInstances(CloudProvider):
-    """The handle is ECS's id of the machine. Nothing here hears events: lists are compared every five seconds."""
+    """The handle is ECS's id of the machine. There are no events: lists are compared every five seconds."""
 
     name: ClassVar[str] = "alibaba"
 
@@ -92,36 +92,36 @@ class AlibabaInstances(CloudProvider):
         )
 
     def _find(self, ids: Sequence[UUID]) -> dict[UUID, str]:
-        found, wanted = dict[UUID, str](), set(ids)
+        handles, requested = dict[UUID, str](), set(ids)
         for instance_id, handle, status in self._listed():
-            if instance_id in wanted and status in _STANDING:
-                found.setdefault(instance_id, handle)
-        return found
+            if instance_id in requested and status in _STANDING:
+                handles.setdefault(instance_id, handle)
+        return handles
 
     def terminate(self, instance_id: UUID, handle: str, *, grace_s: float) -> None:
-        """It is released at once: ECS waits for no worker."""
+        """Releases the machine at once: ECS waits for no worker."""
         self._young.pop(instance_id, None)
         self._release(handle)
 
     def alive(self) -> dict[UUID, str]:
-        """Also ends what is one too many: a second machine of an instance, one that has powered itself off."""
+        """Returns living instances. Ends surplus machines: an instance's second one, a powered-off one."""
         return self._look()[0]
 
     def _look(self) -> tuple[dict[UUID, str], set[UUID]]:
-        found: dict[UUID, str] = {}
+        handles: dict[UUID, str] = {}
         still, strays = set[UUID](), set[str]()
         for instance_id, handle, status in self._listed():
-            if status in _STANDING and instance_id not in found:
-                found[instance_id] = handle
+            if status in _STANDING and instance_id not in handles:
+                handles[instance_id] = handle
                 continue
             self._release(handle)
             strays.add(handle)
             if status not in _STANDING:
                 still.add(instance_id)
-        return self._with_young(found, strays), still - found.keys()
+        return self._with_young(handles, strays), still - handles.keys()
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
-        """Report machines that stand still, or were listed and are not any more, until told to stop."""
+        """Reports machines that are stopped, or were listed and are no longer, until `stop` is set."""
         before: dict[UUID, str] = {}
         while not stop.is_set():
             try:
@@ -137,31 +137,31 @@ class AlibabaInstances(CloudProvider):
     def _listed(self) -> Iterator[tuple[UUID, str, str]]:
         tag = models.DescribeInstancesRequestTag(key=INSTALLATION_TAG, value=self._settings.installation)
         page: str | None = None
-        found: list[Any] = []
+        machines: list[Any] = []
         while True:
-            asked = models.DescribeInstancesRequest(
+            request = models.DescribeInstancesRequest(
                 region_id=self._region, tag=[tag], max_results=_PAGE, next_token=page
             )
-            reply = self._call("describe_instances", asked)
-            found += reply.instances.instance
+            reply = self._call("describe_instances", request)
+            machines += reply.instances.instance
             page = reply.next_token
             if not page:
                 break
-        for one in sorted(found, key=lambda one: (one.creation_time, one.instance_id)):
+        for one in sorted(machines, key=lambda one: (one.creation_time, one.instance_id)):
             tags = {each.tag_key: each.tag_value for each in one.tags.tag}
             if INSTANCE_TAG in tags:
                 yield UUID(tags[INSTANCE_TAG]), one.instance_id, one.status
 
     def _release(self, handle: str) -> None:
-        asked = models.DeleteInstancesRequest(region_id=self._region, instance_id=[handle], force=True)
+        request = models.DeleteInstancesRequest(region_id=self._region, instance_id=[handle], force=True)
         try:
-            self._call("delete_instances", asked)
+            self._call("delete_instances", request)
         except InstanceFailed as error:
             if not str(getattr(error.__cause__, "code", "")).startswith("InvalidInstanceId"):
                 raise
 
     def _call(self, verb: str, asked: Any, *, launches: bool = False) -> Any:
-        """The answer's body. Raises: as `_run`; LaunchUnclear only when the call `launches`."""
+        """Returns the answer's body. Raises: as `_run`; LaunchUnclear only when the call `launches`."""
         try:
             call: Callable[..., Any] = getattr(self._client(), f"{verb}_with_options")
             return call(asked, self._once).body

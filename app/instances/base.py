@@ -10,11 +10,11 @@ from uuid import UUID
 from app.models.instance import InstanceRequest
 
 OnExit = Callable[[UUID, int | None, str], None]
-"""Told of an end: the instance, its exit code where one is known, and why."""
+"""Callback for an end: the instance, its exit code if known, and the reason."""
 
 
 OnWarning = Callable[[UUID, str], None]
-"""Told that an instance will be taken away soon, and why: it drains."""
+"""Callback for an instance that will be taken away soon, with the reason: it drains."""
 
 
 class Provider(Protocol):
@@ -23,29 +23,29 @@ class Provider(Protocol):
     name: ClassVar[str]
 
     def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
-        """Start instances; returns the handle of each that was started. Not all need to be.
+        """Starts instances. Returns the handle of each that was started, which need not be all.
 
-        May be asked for again with the same ids: what lives is not started twice.
+        May be called again with the same ids: living instances are not started twice.
 
-        Raises: InstanceFailed when the provider cannot be reached at all; LaunchUnclear when it was and said nothing.
+        Raises: InstanceFailed when the provider cannot be reached at all; LaunchUnclear when it was and did not answer.
         """
         ...
 
     def terminate(self, instance_id: UUID, handle: str, *, grace_s: float) -> None:
-        """End an instance and everything in it; no error when it is gone already."""
+        """Ends an instance and everything in it; no error when it is gone already."""
         ...
 
     def alive(self) -> dict[UUID, str]:
-        """The instances that exist now, with their handles. Raises: InstanceFailed: the provider is not reached."""
+        """Returns the instances that exist now, with their handles. Raises: InstanceFailed: not reachable."""
         ...
 
 
 @runtime_checkable
 class WatchedProvider(Protocol):
-    """A provider whose engine sends events: the control worker keeps a thread in `watch`."""
+    """A provider whose engine sends events: the control worker runs `watch` in a thread."""
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
-        """Report ends until `stop` is set, at first the earlier ones; an end may be reported twice."""
+        """Reports ends until `stop` is set, at first the earlier ones; an end may be reported twice."""
         ...
 
 
@@ -54,14 +54,14 @@ class QueueingProvider(Protocol):
     """A provider whose engine has a queue of its own, in which an instance may wait before it starts."""
 
     def started(self) -> dict[UUID, float | None]:
-        """Seconds since each existing instance began to run; None: it waits. Raises: InstanceFailed."""
+        """Returns the seconds since each existing instance began to run; None: it waits. Raises: InstanceFailed."""
         ...
 
 
 @runtime_checkable
 class WarnedProvider(Protocol):
-    """A provider that hears beforehand of machines that will be taken away: its `watch` passes it on."""
+    """A provider with early warnings of machines that will be taken away: its `watch` passes them on."""
 
     def warn(self, on_warning: OnWarning) -> None:
-        """Whom to tell from here on."""
+        """Sets the callback for warnings."""
         ...

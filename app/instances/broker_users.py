@@ -1,4 +1,4 @@
-"""Each joined host's own user in Redis: what a worker's queues and wake-up messages need, and nothing else."""
+"""Manages each joined host's own user in Redis, with rights for a worker's queues and wake-up messages only."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _RULES = (
     "-@dangerous", "+info", "+time", "+eval", "+evalsha",
     "+script|load", "+script|exists",
 )  # fmt: skip
-"""Keys of queues; not those of limits, nor the queue of the control worker."""
+"""Rules with the keys of queues, but not of limits, nor of the control worker's queue."""
 
 
 def _rules(settings: Settings) -> tuple[str, ...]:
-    """With the keys of people's shells, and channels: not that on which Celery's workers are told to shut down."""
+    """Returns the rules with keys of people's shells and channels, except the one that shuts down Celery's workers."""
     with redis.Redis.from_url(settings.redis()) as client:
         number = client.get_connection_kwargs().get("db", 0)
     ours = f"megaflow:{settings.installation}"
@@ -30,19 +30,19 @@ def _rules(settings: Settings) -> tuple[str, ...]:
 
 
 def add(settings: Settings, account: str, digest: str) -> None:
-    """Make the user anew. digest: SHA-256 of its password. Raises: BrokerUnavailable, InstallationFailed."""
+    """Creates the user anew. digest: SHA-256 of its password. Raises: BrokerUnavailable, InstallationFailed."""
     with _server(settings) as client:
         _acl(client, "SETUSER", account, *_rules(settings), f"#{digest}")
 
 
 def remove(settings: Settings, account: str) -> None:
-    """Remove the user, and end its connections; nothing when there is none. Raises: as `add`."""
+    """Removes the user and ends its connections; no error when there is none. Raises: as `add`."""
     with _server(settings) as client:
         _acl(client, "DELUSER", account)
 
 
 def restore(settings: Settings, wanted: Mapping[str, str]) -> list[str]:
-    """Make missing users (with digests), remove those of left hosts; their names. Raises: as `add`."""
+    """Creates missing users (with digests), removes those of left hosts. Returns their names. Raises: as `add`."""
     ours = re.compile(rf"mf_{re.escape(settings.installation)}_[0-9a-f]{{12}}")
     with _server(settings) as client:
         known = {name for name in map(_text, _acl(client, "USERS")) if ours.fullmatch(name)}

@@ -1,4 +1,4 @@
-"""What providers of clouds share: types and places asked for in turn and unclear answers."""
+"""Base of cloud providers: tries machine types and places in turn, and handles unclear answers."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ INSTANCE_TAG = "megaflow:instance"
 
 _AT_ONCE = 32
 _LONGEST_S = 10.0
-"""A launch of many stops asking after this long: what is left is asked for again at the next look."""
+"""Time after which a launch of many stops its requests. The rest is requested at the next look."""
 _YOUNG_S = 60.0
-"""A new machine may be missing in a cloud's lists for a while."""
+"""Time for which a new machine may be missing in a cloud's lists."""
 
 _ECR = re.compile(r"(\d{12}\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?)/")
 _SOCKET, _HOME = "/var/run/docker.sock", "/var/lib/megaflow"
 
 
 class Throttled(InstanceFailed):
-    """Too many calls: the whole account is to wait, whatever it asks for."""
+    """Too many calls: the whole account has to wait with every request."""
 
 
 class LaunchOption(NamedTuple):
-    """One way of asking for a machine; None: as the launch template says. place: a subnet, of one zone."""
+    """A way of requesting a machine; None: from the launch template. place: a subnet, of one zone."""
 
     machine: str | None
     place: str | None
@@ -58,37 +58,37 @@ class _LaunchBatch:
 
 
 class CloudProvider(ABC):
-    """Makes a machine for each instance. The handle is the cloud's id of it. Safe to share among threads.
+    """Makes a machine for each instance. The handle is the cloud's id of the machine. Safe to share among threads.
 
-    A machine carries two tags: the installation, and the instance that it is. They alone say whose it is: what the
-    ledger does not know any more is found by them and ended. What this process remembers is only an aid.
+    A machine has two tags: its installation and its instance. Only they identify it: machines that the ledger does not
+    know any more are found by them and ended. The memory of this process is only an aid.
     """
 
     name: ClassVar[str]
 
     def __init__(self, settings: Settings, *, types: Sequence[str], places: Sequence[str], spot: bool) -> None:
-        """types: as `Settings.ec2_types`; places: one for each zone; both in the order of preference."""
+        """Sets the machines. types: as `Settings.ec2_types`; places: one per zone; both in order of preference."""
         self._settings = settings
         self._types, self._places, self._spot = types, places, spot
         self._database = Database(settings.database(), pooled=False)
-        self._young: dict[UUID, tuple[str, float]] = {}  # handle, and until when its absence says nothing
-        self._unclear: dict[UUID, LaunchOption] = {}  # how those were asked for whose answer was lost
+        self._young: dict[UUID, tuple[str, float]] = {}  # handle, and until when it may be missing in lists
+        self._unclear: dict[UUID, LaunchOption] = {}  # the option of each request whose answer was lost
 
     @abstractmethod
     def _run(self, request: InstanceRequest, option: LaunchOption) -> str:
-        """Ask for one machine; its handle. Raises: NoCapacity, Throttled, LaunchUnclear, InstanceFailed."""
+        """Requests one machine. Returns its handle. Raises: NoCapacity, Throttled, LaunchUnclear, InstanceFailed."""
 
     @abstractmethod
     def _find(self, ids: Sequence[UUID]) -> dict[UUID, str]:
-        """The standing machines of these instances. Raises: InstanceFailed."""
+        """Returns the standing machines of these instances. Raises: InstanceFailed."""
 
     def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
-        handles = self._find([request.instance_id for request in requests])  # made when they were asked for before
+        handles = self._find([request.instance_id for request in requests])  # made by an earlier request
         missing = [request for request in requests if request.instance_id not in handles]
         batch = _LaunchBatch(time.monotonic() + _LONGEST_S)
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            asked = list(threads.map(lambda request: self._ask(request, batch), missing))
-        answers = dict(zip((request.instance_id for request in missing), asked, strict=True))
+            outcomes = list(threads.map(lambda request: self._ask(request, batch), missing))
+        answers = dict(zip((request.instance_id for request in missing), outcomes, strict=True))
         if unclear := [i for i, answer in answers.items() if isinstance(answer, LaunchUnclear)]:
             with suppress(InstanceFailed):
                 answers |= self._find(unclear)
@@ -96,7 +96,7 @@ class CloudProvider(ABC):
         errors = [answer for answer in answers.values() if isinstance(answer, InstanceFailed)]
         for error in errors:
             if isinstance(error, LaunchUnclear):
-                raise error  # the others are found by their tags when they are asked for again
+                raise error  # the next request finds the others by their tags
         if errors and not handles:
             raise next((error for error in errors if not isinstance(error, NoCapacity)), errors[0])
         for why in {str(error) for error in errors}:
@@ -104,7 +104,7 @@ class CloudProvider(ABC):
         return handles
 
     def _ask(self, request: InstanceRequest, batch: _LaunchBatch) -> str | InstanceFailed | None:
-        """The handle, or why there is none; None: not asked for any more in this launch."""
+        """Returns the handle, or why there is none; None: not requested any more in this launch."""
         failure: InstanceFailed | None = None
         for option in self._options(request):
             if option in batch.refused:
@@ -134,7 +134,7 @@ class CloudProvider(ABC):
         return failure
 
     def _options(self, request: InstanceRequest) -> Iterator[LaunchOption]:
-        """First the one whose answer was lost, then each type in the first zone, in the next, …"""
+        """Yields the option whose answer was lost, then each type in the first zone, in the next, …"""
         if first := self._unclear.get(request.instance_id):
             yield first
         for place in self._places or (None,):
@@ -143,12 +143,12 @@ class CloudProvider(ABC):
                     yield option
 
     def _script(self, request: InstanceRequest) -> str:
-        """User data of a new machine, with a token made for it. Raises: InstanceFailed, DatabaseUnavailable."""
+        """Returns user data of a new machine, with a token made for it. Raises: InstanceFailed, DatabaseUnavailable."""
         token = hosts.invite(self._database, instance_id=request.instance_id, expires_s=self._settings.boot_timeout_s)
         return boot_script(self._settings, request, token)
 
     def _client_token(self, request: InstanceRequest, option: LaunchOption) -> str:
-        """The same for the same way of asking, however often: the cloud then names the machine that it made before."""
+        """Returns the same token for the same option: the cloud then returns the machine that it made before."""
         way = f"{request.instance_id} {option.machine} {option.place} {self._spot}"
         return hashlib.sha256(way.encode()).hexdigest()
 
@@ -156,14 +156,14 @@ class CloudProvider(ABC):
         return {INSTALLATION_TAG: self._settings.installation, INSTANCE_TAG: str(request.instance_id)}
 
     def _note(self, handle: str, instance_id: UUID) -> None:
-        """A machine was made just now."""
+        """Records a machine that was made just now."""
         self._young[instance_id] = (handle, time.monotonic() + _YOUNG_S)
 
     def _with_young(self, found: dict[UUID, str], ended: set[str]) -> dict[UUID, str]:
-        """What was listed, and what is too young to be; `ended`: handles that were listed as gone."""
+        """Adds machines too young to be listed to those that were. `ended`: handles that were listed as gone."""
         now = time.monotonic()
         young = {i: (handle, until) for i, (handle, until) in self._young.items() if until > now and i not in found}
-        self._young = young  # one that was listed once is listed as long as it is there
+        self._young = young  # a machine listed once stays listed while it exists
         return {i: handle for i, (handle, _) in self._young.items() if handle not in ended} | found
 
 
@@ -172,17 +172,17 @@ def _label(option: LaunchOption) -> str:
 
 
 def boot_script(settings: Settings, request: InstanceRequest, token: str) -> str:
-    """A shell script for the machine's user data. It holds no secret but `token`, which joins one worker, once.
+    """Builds a shell script for the machine's user data. Its only secret is `token`, which joins one worker, once.
 
     The machine needs a Docker engine, and the program `aws` where the worker image is in ECR. It powers itself off when
-    the worker has left, and after the request's lifetime, whatever happens to us meanwhile.
+    the worker has left, and after the request's lifetime, even if the control plane fails meanwhile.
 
     Raises: InstanceFailed: machines could not reach the web server at its URL.
     """
     image = settings.worker_image
     url = reachable(settings)
     join = ["megaflow", "worker", "join", url, "--token", token, "--instance", request.model_dump_json()]
-    join += ["--plain-http"] if url.startswith("http:") else []  # the operator's word that nothing listens on the way
+    join += ["--plain-http"] if url.startswith("http:") else []  # the operator ensures that nothing listens there
     run = ["docker", "run", "--rm", "--init", "--network", "host", "--pids-limit", "4096"]
     run += ["--volume", f"{_SOCKET}:{_SOCKET}", "--volume", f"{_HOME}:{_HOME}"]
     lines = ["#!/bin/sh", f"# An instance of the MegaFlow installation {settings.installation}."]
@@ -200,7 +200,7 @@ def boot_script(settings: Settings, request: InstanceRequest, token: str) -> str
 
 
 def reachable(settings: Settings) -> str:
-    """The web server's URL as machines elsewhere know it. Raises: InstanceFailed: it is set to this machine's own."""
+    """Returns the web server's URL as other machines reach it. Raises: InstanceFailed: no setting gives it."""
     url = settings.web_base()
     if settings.web_url is None:
         raise InstanceFailed(

@@ -1,8 +1,8 @@
 """The `docker` provider: an instance is a container of the worker image, with its Celery worker inside.
 
-It sees the engine's socket, because it makes task containers beside itself; task containers never see it. Of this
-host it sees what a worker needs and no more: the embedded servers' sockets, artifacts, caches, logs. When the launcher
-itself runs in a container, its instances see what it sees.
+The instance has the engine's socket, because it makes task containers next to itself; task containers never have it.
+Of this host it has only what a worker needs: the embedded servers' sockets, artifacts, caches, logs. When the launcher
+itself runs in a container, its instances have the same volumes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _AGAIN_S = 1.0
 _LOGS_KEPT = 1000
 
 _ENVIRONMENT = "/opt/megaflow/environment"
-"""Read, then deleted, by the image's entrypoint (worker_images/worker/bin)."""
+"""File that the image's entrypoint (worker_images/worker/bin) reads, then deletes."""
 _LOG = "MF_INSTANCE_LOG"
 
 
@@ -77,7 +77,7 @@ class DockerInstances:
             return {UUID(c.labels[_INSTANCE]): str(c.id) for c in self._containers(client, _STANDING)}
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
-        """Report ends as the engine tells them, at first the earlier ones; an end may be reported twice."""
+        """Reports ends as the engine sends them, at first the earlier ones; an end may be reported twice."""
         while not stop.is_set():
             try:
                 with self._client() as client, self._deaths(client, stop) as deaths:
@@ -124,10 +124,10 @@ class DockerInstances:
     def _start(self, client: Any, request: InstanceRequest, image: str, sight: Mapping[str, Any]) -> str | None:
         container = None
         try:
-            asked = self._container(request, image)
-            if (existing := self._existing(client, asked["name"])) is not None:
+            options = self._container(request, image)
+            if (existing := self._existing(client, options["name"])) is not None:
                 return existing
-            container = client.containers.create(**asked, **sight)
+            container = client.containers.create(**options, **sight)
             container.put_archive("/", of_file(_ENVIRONMENT, exports(self._environment(request)), mode=0o600))
             container.start()
         except (APIError, RequestException) as error:
@@ -139,7 +139,7 @@ class DockerInstances:
 
     @staticmethod
     def _existing(client: Any, name: str) -> str | None:
-        """The container's id where it was asked for before, and the answer was lost. One without its files goes."""
+        """Returns the container's id if an earlier request made it. Removes a container without its files."""
         with suppress(NotFound):
             container = client.containers.get(name)
             if container.status != "created":
@@ -149,7 +149,7 @@ class DockerInstances:
 
     def _container(self, request: InstanceRequest, image: str) -> dict[str, Any]:
         labels = dict(label.split("=", 1) for label in self._labels())
-        # A time of 0 would be none at all.
+        # A time of 0 would mean no limit.
         bound = (
             [] if request.lifetime_s is None else ["timeout", "--kill-after=30", f"{max(1.0, request.lifetime_s):.3f}"]
         )
@@ -170,8 +170,8 @@ class DockerInstances:
 
     def _containers(self, client: Any, states: list[str]) -> list[Any]:
         filters = {"label": self._labels(), "status": states}
-        found = client.containers.list(all=True, filters=filters, ignore_removed=True)
-        return [container for container in found if _INSTANCE in container.labels]
+        containers = client.containers.list(all=True, filters=filters, ignore_removed=True)
+        return [container for container in containers if _INSTANCE in container.labels]
 
     def _image(self, client: Any) -> str:
         try:
@@ -190,7 +190,7 @@ class DockerInstances:
         return {"volumes": [f"{path.resolve()}:{path}:{mode}" for path, mode in self._shared()]}
 
     def _shared(self) -> Iterator[tuple[Path, str]]:
-        """Paths of this host that are the same in the instance; it gets a real folder where we have a link."""
+        """Yields paths of this host that are the same in the instance. Links become real folders there."""
         settings = self._settings
         folders = [settings.home / name for name in ("cache", "logs", "run/slots", "tools")]
         artifacts = urlsplit(settings.artifacts())
@@ -209,21 +209,21 @@ class DockerInstances:
             yield Path(engine.removeprefix("unix://")), "rw"
 
     def _agents(self) -> set[Path]:
-        """Folders from which agents are made that are no part of MegaFlow."""
-        found = {manifest.parent for manifest in self._settings.agent_manifests}
-        return {folder for folder in found if folder.is_absolute() and folder.is_dir()}
+        """Returns the folders of agents that are not part of MegaFlow."""
+        folders = {manifest.parent for manifest in self._settings.agent_manifests}
+        return {folder for folder in folders if folder.is_absolute() and folder.is_dir()}
 
     def _environment(self, request: InstanceRequest) -> dict[str, str]:
-        """Our own settings, credentials and the way out; nothing else of this process's environment, no model's key."""
-        found = passed_on() | {name: os.environ[name] for name in CERTIFICATES if _names_file(name)}
+        """Returns settings, credentials and proxies; no other variable of this process, no model's key."""
+        variables = passed_on() | {name: os.environ[name] for name in CERTIFICATES if _names_file(name)}
         log_file = self._logs() / f"{request.instance_id}.log"
-        return found | self._settings.variables() | {f"{PREFIX}DOCKER_URL": self._engine(), _LOG: str(log_file)}
+        return variables | self._settings.variables() | {f"{PREFIX}DOCKER_URL": self._engine(), _LOG: str(log_file)}
 
     def _logs(self) -> Path:
         return self._settings.home / "logs" / "instances"
 
     def _prune_logs(self) -> None:
-        old = sorted(self._logs().glob("*.log"))[:-_LOGS_KEPT]  # ids are in the order of time
+        old = sorted(self._logs().glob("*.log"))[:-_LOGS_KEPT]  # ids sort by time
         for file in old:
             file.unlink(missing_ok=True)
 
@@ -241,8 +241,8 @@ class DockerInstances:
 
 def _own_container() -> str | None:
     with suppress(OSError):
-        found = re.search(r"/containers/([0-9a-f]{64})/hostname ", Path("/proc/self/mountinfo").read_text())
-        return found[1] if found else None
+        match = re.search(r"/containers/([0-9a-f]{64})/hostname ", Path("/proc/self/mountinfo").read_text())
+        return match[1] if match else None
     return None
 
 
@@ -251,7 +251,7 @@ def _names_file(variable: str) -> bool:
 
 
 def _remove(container: Any) -> None:
-    """No error when it is gone, or going: the engine removes it by itself, too."""
+    """Removes a container. No error when it is gone, or going: the engine removes it by itself, too."""
     try:
         container.remove(force=True, v=True)
     except APIError as error:

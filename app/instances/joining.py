@@ -1,4 +1,4 @@
-"""What a machine that joins is given, and what is taken from it when it leaves."""
+"""Gives a joining machine its accounts and settings, and revokes the accounts when it leaves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from app.settings import PREFIX, Settings
 log = structlog.get_logger()
 
 FILES = "{files}"
-"""Stands in a variable for the folder in which the host puts the files."""
+"""Placeholder in a variable for the folder in which the host puts the files."""
 _SHARED = (
     "installation", "artifacts_url", "s3_endpoint_url", "gateway_url", "shared_installation",
     "container_runtime", "image_mirror", "registry_auth", "open_network_filter", "open_network_allow",
@@ -37,9 +37,9 @@ _SHARED = (
     "retry_cap_s", "drain_s", "ephemeral_idle_s", "host_cpu_most", "orphan_s", "model_timeout_s", "gateway_patience_s",
     "grading_slots", "log_level",
 )  # fmt: skip
-"""Settings that a worker needs as the control plane has them. No other is given away: some hold secrets."""
+"""Settings that a worker needs with the control plane's values. No other is passed on: some hold secrets."""
 _EVERY_S, _REFUSED_S = 3.0, 60.0
-"""Between two looks at the accounts; after Redis refused to make users, or a role stayed."""
+"""Time between checks of the accounts; wait after Redis refused to make users, or a role remained."""
 _STORE = re.compile(r"AWS_\w+")
 _KEYS_OF_ALL = ("AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", f"{PREFIX}REGISTRY_AUTH")
 _CERTIFICATES = ("sslrootcert", "ssl_ca_certs")
@@ -47,11 +47,11 @@ _OWN_CERTIFICATES = ("sslcert", "sslkey", "sslpassword", "ssl_certfile", "ssl_ke
 _ELSEWHERE = frozenset(
     ["user", "username", "password", "passfile", "service", "servicefile", "host", "hostaddr", "port"]
 )
-"""In a query they count for more than what stands before the path."""
+"""Parameters that, in a query, override what is before the path."""
 
 
 class HostCredentials(Wire):
-    """All that a host needs to work: its name, what it leaves with, variables, and files that these name."""
+    """Everything that a host needs to work: its name, a secret to leave, variables, and the files they name."""
 
     name: str
     secret: str
@@ -65,22 +65,22 @@ def check(settings: Settings) -> None:
 
 
 def join(settings: Settings, database: Database, token: str, called: str, key: str = "") -> HostCredentials:
-    """Use a token up: the machine's accounts, and what it needs beside them. called, key: as `hosts.admit`.
+    """Uses up a token. Returns the machine's accounts and other needs. called, key: as `hosts.admit`.
 
     Raises: NotSignedIn: the token is unknown, used or expired; SettingsInvalid, InstallationFailed, BrokerUnavailable,
-    DatabaseUnavailable. Then no account was made, and the token is good as before.
+    DatabaseUnavailable. Then no account was made, and the token stays valid.
     """
-    made = None
+    account = None
     try:
         with database.begin() as connection:
             host, ours, earlier = hosts.admit(connection, token, called, settings.installation, key)
             variables, files = _given(settings, host.account, ours.password)
             broker_users.add(settings, host.account, hosts.digest(ours.password))
-            made = host.account
+            account = host.account
     except BaseException:
-        if made is not None:
+        if account is not None:
             with suppress(BrokerUnavailable, InstallationFailed):  # else the control worker removes it
-                broker_users.remove(settings, made)
+                broker_users.remove(settings, account)
         raise
     if earlier is not None:
         with suppress(DatabaseUnavailable, BrokerUnavailable, InstallationFailed):  # as above
@@ -92,7 +92,7 @@ def join(settings: Settings, database: Database, token: str, called: str, key: s
 
 
 def revoke(settings: Settings, database: Database, host: JoinedHost, why: str) -> None:
-    """Take a host's accounts, and count what stood on it as gone. Safe to repeat.
+    """Revokes a host's accounts and reports its instances as gone. Safe to repeat.
 
     Raises: DatabaseUnavailable; BrokerUnavailable, InstallationFailed: the user in Redis is left to the control worker.
     """
@@ -103,14 +103,14 @@ def revoke(settings: Settings, database: Database, host: JoinedHost, why: str) -
 
 def _clear(settings: Settings, database: Database, host: JoinedHost, why: str) -> None:
     host_roles.remove(database, host.account)
-    gone = [Exit(one, None, why) for one in hosts.standing(database, host.name)]
-    instances.exited_many(database, gone, RetryPolicy(settings.retry_base_s, settings.retry_cap_s))
+    exits = [Exit(one, None, why) for one in hosts.standing(database, host.name)]
+    instances.exited_many(database, exits, RetryPolicy(settings.retry_base_s, settings.retry_cap_s))
     log.warning("hosts.left", host=host.name, why=why)
     broker_users.remove(settings, host.account)
 
 
 def keep(settings: Settings, database: Database, stop: threading.Event) -> None:
-    """Keep the accounts true until told to stop; several at once do each other no harm."""
+    """Keeps the accounts in line with the ledger until `stop` is set. Several processes may do so at once."""
     drop_from = 0.0
     while not stop.wait(_EVERY_S):
         try:
@@ -150,22 +150,22 @@ def _extra(file: Path | None) -> dict[str, str]:
     if file is None:
         return {}
     try:
-        found = {name: value or "" for name, value in dotenv_values(file, interpolate=False).items()}
+        variables = {name: value or "" for name, value in dotenv_values(file, interpolate=False).items()}
         with file.open():
             pass
     except (OSError, ValueError) as error:
         raise SettingsInvalid(f"{PREFIX}JOIN_SETTINGS: expected a file of lines NAME=VALUE, found: {error}") from error
     known = {PREFIX + name.upper() for name in Settings.model_fields}
-    wrong = [name for name in found if name not in known and not _STORE.fullmatch(name)]
-    if wrong := [*wrong, *provider_keys(found)]:
+    wrong = [name for name in variables if name not in known and not _STORE.fullmatch(name)]
+    if wrong := [*wrong, *provider_keys(variables)]:
         raise SettingsInvalid(
             f"{PREFIX}JOIN_SETTINGS: expected settings and variables of the store (AWS_…), found {wrong[0]}"
         )
-    return found
+    return variables
 
 
 def _signed(name: str, url: str, account: str, password: str, files: dict[str, str]) -> str:
-    """The URL with the host's own account, and with the certificates that it is given."""
+    """Returns the URL with the host's own account, and with the certificates that it gets."""
     parts = urlsplit(url)
     place = parts.netloc.rpartition("@")[2]
     if parts.scheme in ("unix", "redis+socket") or not place:
@@ -218,11 +218,11 @@ def _unreachable(name: str, found: str) -> SettingsInvalid:
 
 
 def keys_of_all(given: Mapping[str, str], file: Path | None) -> list[str]:
-    """What leaving does not revoke, since all hosts have the same keys: their names in `given` or the file."""
-    found = {**given, **(dotenv_values(file, interpolate=False) if file is not None else {})}
-    return [name for name in _KEYS_OF_ALL if found.get(name)]
+    """Returns names, in `given` or the file, of keys that leaving does not revoke, since all hosts share them."""
+    variables = {**given, **(dotenv_values(file, interpolate=False) if file is not None else {})}
+    return [name for name in _KEYS_OF_ALL if variables.get(name)]
 
 
 def placed(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The variables with the folder in which their files are."""
+    """Returns the variables with the folder of their files filled in."""
     return {name: value.replace(FILES, str(folder)) for name, value in variables.items()}

@@ -1,7 +1,7 @@
 """The `kubernetes` provider: an instance is a Job with one pod of the worker image; its settings are in a Secret.
 
-A Job is made suspended, then its Secret, then the Job goes on: a pod never waits for its Secret, and the Secret goes
-with the Job. Each step may be done again, so that an instance whose launch was not answered is finished, not doubled.
+A Job is created suspended, then its Secret, then the Job is resumed: a pod never waits for its Secret, and the Secret
+is removed with the Job. Each step can be repeated: an instance whose launch got no answer is completed, not doubled.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _AT_ONCE = 16
 _TIMEOUT_S = 30.0
 _AGAIN_S = 1.0
 _WATCH_S = 60
-"""A watch ends after this long, and goes on where it was."""
+"""Duration of a watch, which then continues where it was."""
 _SILENT_S = 90.0
-"""A watch that says nothing for longer, not even that it ends, has lost its connection."""
+"""Time without any message, even of its end, after which a watch has lost its connection."""
 _ENDED = ("Succeeded", "Failed")
 _GONE, _THERE = 404, 409
 _NOT_OURS = f"{PREFIX}KUBECONFIG"  # a path here; in its pod, an instance has an account
 
 _PodAsSent = create_namespaced_resource("", "v1", "Pod", "pods")
-"""Without a model: a bookmark is a pod without containers, which the model refuses."""
+"""Pod without a model: a bookmark is a pod without containers, which the model refuses."""
 
 
 class KubernetesInstances:
@@ -65,16 +65,16 @@ class KubernetesInstances:
             outcomes = list(threads.map(lambda request: self._start(client, request), requests))
         refusals = [one for one in outcomes if isinstance(one, InstanceFailed)]
         for kind in (LaunchUnclear, NoCapacity, InstanceFailed):
-            found = next((one for one in refusals if isinstance(one, kind)), None)
-            if found is not None and (kind is LaunchUnclear or len(refusals) == len(outcomes)):
-                raise found
+            refusal = next((one for one in refusals if isinstance(one, kind)), None)
+            if refusal is not None and (kind is LaunchUnclear or len(refusals) == len(outcomes)):
+                raise refusal
         if refusals:
             log.warning("instance.not_started", count=len(refusals), error=str(refusals[0]))
         started = zip(requests, outcomes, strict=True)
         return {request.instance_id: one for request, one in started if isinstance(one, str)}
 
     def terminate(self, instance_id: UUID, handle: str, *, grace_s: float) -> None:
-        """The Job stays in sight until its pod is gone. Pods are told their grace themselves: a Job's is not theirs."""
+        """Deletes the Job, which is listed until its pod is gone, and the pods: a Job's grace is not theirs."""
         with self._connected() as client:
             with _unless(_GONE):
                 client.delete(Job, handle, cascade=CascadeType.FOREGROUND)
@@ -88,8 +88,8 @@ class KubernetesInstances:
         return {_instance(one.to_dict()): _name(one.to_dict()) for one in jobs if not _outcome(one.to_dict())}
 
     def started(self) -> dict[UUID, float | None]:
-        """Waits: what Kueue has not let go on, and what no node has room for. Seconds are counted here, from the first
-        look that found an instance on a node: the cluster's clocks may be others.
+        """Returns None for instances that Kueue holds or no node has room for. Seconds are counted here, from the first
+        look that found an instance on a node: the cluster's clocks may differ.
         """
         with self._connected() as client:
             jobs = [one.to_dict() for one in client.list(Job, labels=labels_of(self._settings), chunk_size=500)]
@@ -106,7 +106,7 @@ class KubernetesInstances:
         return {one: None if one in waiting else now - self._since[one] for one in standing}
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
-        """Report ends as the API server tells them, at first the earlier ones; an end may be reported twice."""
+        """Reports ends as the API server sends them, at first the earlier ones; an end may be reported twice."""
         while not stop.is_set():
             try:
                 asyncio.run(self._until(stop, on_exit))
@@ -115,16 +115,16 @@ class KubernetesInstances:
             stop.wait(_AGAIN_S)
 
     def _start(self, client: Client, request: InstanceRequest) -> str | InstanceFailed | None:
-        """The Job's name, or why there is none; None: there was one, which ends."""
+        """Returns the Job's name, or why there is none; None: it exists and is being deleted."""
         manifest = job(request, self._settings, self._parts)
         try:
             try:
-                made = client.create(cast(Job, Job.from_dict(manifest)))
+                created = client.create(cast(Job, Job.from_dict(manifest)))
             except ApiError as error:
                 if error.status.code != 409:
                     raise
-                made = client.get(Job, job_name(request.instance_id))  # asked for twice: an answer was lost
-            return self._go_on(client, made, waits=waits_in_queue(manifest))
+                created = client.get(Job, job_name(request.instance_id))  # requested twice: an answer was lost
+            return self._go_on(client, created, waits=waits_in_queue(manifest))
         except httpx2.HTTPError as error:
             return _refusal(error)
 
@@ -144,9 +144,9 @@ class KubernetesInstances:
         return metadata.name
 
     def _environment(self) -> str:
-        """Our own settings, credentials of stores and the way out; no model's key."""
-        found = passed_on() | self._settings.variables()
-        return exports({name: value for name, value in found.items() if name != _NOT_OURS}).decode()
+        """Returns settings, credentials of stores and proxies; no model's key."""
+        variables = passed_on() | self._settings.variables()
+        return exports({name: value for name, value in variables.items() if name != _NOT_OURS}).decode()
 
     @contextmanager
     def _connected(self) -> Iterator[Client]:
@@ -182,7 +182,7 @@ class KubernetesInstances:
                 except httpx2.HTTPStatusError as error:
                     if _code(error) != 410:
                         raise
-                    version = await self._catch_up(client, on_exit)  # too long away: what happened is forgotten there
+                    version = await self._catch_up(client, on_exit)  # the server has dropped the changes since then
                 except (httpx2.TransportError, TimeoutError) as error:
                     log.debug("instance.watch_cut", error=str(error))
                     await asyncio.sleep(_AGAIN_S)
@@ -190,7 +190,7 @@ class KubernetesInstances:
             await client.close()
 
     async def _changes(self, client: AsyncClient, version: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
-        """Pods as they change. The client's own `watch` asks for no bookmarks, and waits for a lost connection."""
+        """Yields pods as they change. The client's own `watch` has no bookmarks, and waits for a lost connection."""
         labels = ",".join(f"{key}={value}" for key, value in labels_of(self._settings).items())
         params = {"allowWatchBookmarks": "true", "timeoutSeconds": str(_WATCH_S), "resourceVersion": version}
         request = client._client.prepare_request(
@@ -201,7 +201,7 @@ class KubernetesInstances:
                 yield await asyncio.wait_for(anext(stream), _SILENT_S)
 
     async def _catch_up(self, client: AsyncClient, on_exit: OnExit) -> str:
-        """Report what has ended; the version from which on changes are to be seen."""
+        """Reports what has ended. Returns the version from which to watch for changes."""
         labels = labels_of(self._settings)
         pods = client.list(_PodAsSent, labels=labels, chunk_size=500)
         known = set()
@@ -209,9 +209,9 @@ class KubernetesInstances:
             known.add(_instance(pod))
             await self._seen(client, "ADDED", pod, on_exit)
         async for one in client.list(Job, labels=labels, chunk_size=500):
-            found = one.to_dict()
-            if (outcome := _outcome(found)) and _instance(found) not in known:
-                on_exit(_instance(found), None, f"its Job ended: {outcome}")
+            manifest = one.to_dict()
+            if (outcome := _outcome(manifest)) and _instance(manifest) not in known:
+                on_exit(_instance(manifest), None, f"its Job ended: {outcome}")
         return pods.resourceVersion
 
     async def _seen(self, client: AsyncClient, kind: str, pod: Mapping[str, Any], on_exit: OnExit) -> None:
@@ -219,10 +219,10 @@ class KubernetesInstances:
         if kind != "DELETED" and status.get("phase") not in _ENDED:
             return
         code, why = pod_end(pod)
-        if code != 0 and (kind == "DELETED" or "deletionTimestamp" in pod["metadata"]):  # by its Job, at its deadline
+        if code != 0 and (kind == "DELETED" or "deletionTimestamp" in pod["metadata"]):  # by its Job at the deadline
             with suppress(ApiError):  # the Job may be gone, too
-                found = (await client.get(Job, job_name(_instance(pod)))).to_dict()
-                why = f"{_outcome(found, 'FailureTarget') or 'its pod was deleted'}: {why}"
+                manifest = (await client.get(Job, job_name(_instance(pod)))).to_dict()
+                why = f"{_outcome(manifest, 'FailureTarget') or 'its pod was deleted'}: {why}"
         on_exit(_instance(pod), code, why)
         if code in (0, 75):  # others stay with their logs until the Job's time to live is over
             with suppress(ApiError):
@@ -230,7 +230,7 @@ class KubernetesInstances:
 
 
 def pod_end(pod: Mapping[str, Any]) -> tuple[int | None, str]:
-    """The exit code of the pod's worker where one is known, and why the pod ended."""
+    """Returns the exit code of the pod's worker, if known, and why the pod ended."""
     status = pod.get("status") or {}
     states = [one.get("state") or {} for one in status.get("containerStatuses") or ()]
     ended: Mapping[str, Any] = next((one["terminated"] for one in states if one.get("terminated")), {})
@@ -239,9 +239,9 @@ def pod_end(pod: Mapping[str, Any]) -> tuple[int | None, str]:
     parts += [status.get("reason"), status.get("message")]
     parts += [ended.get("reason") if ended.get("reason") not in ("Completed", "Error") else None, ended.get("message")]
     code: int | None = ended.get("exitCode")
-    said = ": ".join(dict.fromkeys(part for part in parts if part))
+    details = ": ".join(dict.fromkeys(part for part in parts if part))
     what = "its pod was deleted" if code is None else f"its pod ended with exit code {code}"
-    return code, f"{what} ({said})" if said else what
+    return code, f"{what} ({details})" if details else what
 
 
 def _outcome(found: Mapping[str, Any], *more: str) -> str:
@@ -275,7 +275,7 @@ def _refusal(error: httpx2.HTTPError) -> InstanceFailed:
 
 @contextmanager
 def _unless(code: int) -> Iterator[None]:
-    """What the API server answers with `code` is as it should be."""
+    """Ignores an error of the API server with this `code`."""
     try:
         yield
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""What the Job of an instance looks like: pure, from the request, the settings and the user's own parts of a Job."""
+"""Builds the Job of an instance from the request, the settings and the user's own parts of a Job."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from app.settings import Settings
 INSTANCE = "megaflow.instance"
 QUEUE = "kueue.x-k8s.io/queue-name"
 _SECRETS = "/run/megaflow/settings"  # read by worker_images/worker/bin/entrypoint
-_KEPT_S = 600  # a Job that has ended, with its pod's log
+_KEPT_S = 600  # how long an ended Job stays, with its pod's log
 
 Manifest = dict[str, Any]
 
 
 def user_parts(file: Path | None) -> Manifest:
-    """The file of the setting `kubernetes_job`. Raises: SettingsInvalid when it is no part of a Job."""
+    """Reads the file of the setting `kubernetes_job`. Raises: SettingsInvalid when it is no part of a Job."""
     if file is None:
         return {}
     try:
-        found = yaml.safe_load(file.read_text()) or {}
+        parts = yaml.safe_load(file.read_text()) or {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingsInvalid(f"MEGAFLOW_KUBERNETES_JOB: expected a YAML file, found: {error}") from error
-    if not isinstance(found, dict) or not found.keys() <= {"apiVersion", "kind", "metadata", "spec"}:
+    if not isinstance(parts, dict) or not parts.keys() <= {"apiVersion", "kind", "metadata", "spec"}:
         raise SettingsInvalid(f"MEGAFLOW_KUBERNETES_JOB: expected parts of a Job (metadata, spec) in {file}")
-    return found
+    return parts
 
 
 def overlaid(base: Any, parts: Any) -> Any:
-    """`parts` over `base`: mappings are merged, lists of things with names by name, everything else is replaced."""
+    """Merges `parts` over `base`: mappings are merged, lists of named things by name, everything else is replaced."""
     if isinstance(base, dict) and isinstance(parts, dict):
         return {**base, **{name: overlaid(base.get(name), value) for name, value in parts.items()}}
     if isinstance(base, list) and isinstance(parts, list) and all(_named(one) for one in [*base, *parts]):
@@ -48,20 +48,20 @@ def _named(one: Any) -> bool:
 
 
 def labels_of(settings: Settings) -> dict[str, Any]:
-    """On every Job and pod of the installation, and of no other."""
+    """Returns the labels of every Job and pod of the installation, and of no other."""
     return {"megaflow": settings.installation, "megaflow.role": "instance"}
 
 
 def job_name(request_id: object) -> str:
-    """Of the instance's id alone, so that an instance that is asked for twice is made once."""
+    """Returns a name from the instance's id alone, so that an instance requested twice is made once."""
     return f"megaflow-{request_id}"
 
 
 def job(request: InstanceRequest, settings: Settings, parts: Manifest) -> Manifest:
-    """The Job, suspended until its Secret is there; `waits_in_queue` says whether others let it go on."""
+    """Builds the Job, suspended until its Secret is there. `waits_in_queue` tells whether others resume it."""
     labels = {**labels_of(settings), INSTANCE: str(request.instance_id), "megaflow.mode": request.mode.value}
     name = job_name(request.instance_id)
-    found: Manifest = overlaid({"spec": {"template": {"spec": _pod(request, settings, name)}}}, parts)
+    custom: Manifest = overlaid({"spec": {"template": {"spec": _pod(request, settings, name)}}}, parts)
     fixed: Manifest = {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -77,12 +77,12 @@ def job(request: InstanceRequest, settings: Settings, parts: Manifest) -> Manife
     }
     if request.lifetime_s is not None:
         fixed["spec"]["activeDeadlineSeconds"] = max(1, math.ceil(request.lifetime_s))
-    merged: Manifest = overlaid(found, fixed)
+    merged: Manifest = overlaid(custom, fixed)
     return merged
 
 
 def waits_in_queue(manifest: Manifest) -> bool:
-    """Whether Kueue lets it go on, and not we."""
+    """Whether Kueue resumes the Job, not MegaFlow."""
     return QUEUE in manifest["metadata"]["labels"]
 
 
@@ -108,7 +108,7 @@ def _pod(request: InstanceRequest, settings: Settings, name: str) -> Manifest:
 
 
 def _resources(request: InstanceRequest, settings: Settings) -> Manifest:
-    """What its class offers; without one, the memory of its attempts is asked for, and nothing is limited."""
+    """Returns the resources of its class. Without a class, requests the memory of its attempts, limits nothing."""
     memory = request.memory_bytes or request.slots * settings.instance_memory_bytes
     requests: Manifest = {"memory": str(memory)}
     if request.cpus is not None:

@@ -2,7 +2,7 @@
 
 It imports everything a worker needs once and forks: an instance costs milliseconds and shares its parent's memory. It
 is single-threaded, so that forking is safe. It ends an instance at its deadline from outside; when it dies itself, the
-kernel tells its instances to stop (they give their attempts back). Processes that a dead worker leaves behind are
+kernel signals its instances to stop (they give their attempts back). Processes that a dead worker leaves behind are
 adopted by it (subreaper) and killed by the mark in their environment.
 
     python -m app.instances.launcher
@@ -43,11 +43,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 _FORK_S = 0.05
 
 HostInstance = Callable[[InstanceRequest], int]
-"""What a forked child does: host the instance; its exit code."""
+"""Work of a forked child: hosts the instance and returns its exit code."""
 
 
 def socket_path(settings: Settings) -> Path:
-    """Where the worker launcher listens."""
+    """Returns the socket on which the worker launcher listens."""
     return settings.home / "run" / "launcher.sock"
 
 
@@ -55,7 +55,7 @@ def socket_path(settings: Settings) -> Path:
 class _Child:
     request: InstanceRequest
     pid: int
-    ends_at: float | None  # monotonic seconds: killed then, whatever it does
+    ends_at: float | None  # monotonic seconds: it is killed then in any case
     told_to_stop: bool = False
 
 
@@ -74,7 +74,7 @@ class WorkerLauncher:
         self._stopping = False
 
     def serve(self) -> None:
-        """Until SIGTERM; then every instance is told to stop, and killed when it does not."""
+        """Serves until SIGTERM. Then stops every instance, and kills those that do not stop."""
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         listener = self._listen()
         woken, wakeup = socket.socketpair()
@@ -99,13 +99,13 @@ class WorkerLauncher:
     def _listen(self) -> socket.socket:
         path = socket_path(self._settings)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unheard = path.with_suffix(".new")  # under its own name it answers from the first moment
-        unheard.unlink(missing_ok=True)
+        unready = path.with_suffix(".new")  # it gets its own name when it listens
+        unready.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(unheard))
-        unheard.chmod(0o600)
+        listener.bind(str(unready))
+        unready.chmod(0o600)
         listener.listen(64)
-        unheard.replace(path)
+        unready.replace(path)
         return listener
 
     def _answer(self, listener: socket.socket) -> None:
@@ -114,8 +114,8 @@ class WorkerLauncher:
             connection.settimeout(5)
             try:
                 with connection.makefile("rb") as lines:
-                    asked = json.loads(lines.readline())
-                reply = self._do(asked, connection)
+                    request = json.loads(lines.readline())
+                reply = self._do(request, connection)
                 connection.sendall(json.dumps(reply).encode() + b"\n")
             except (OSError, ValueError, KeyError) as error:
                 log.warning("launcher.bad_request", error=str(error))
@@ -138,13 +138,13 @@ class WorkerLauncher:
         if known is not None:
             return known.pid
         launcher = os.getpid()
-        # Not before the child has shed the launcher's handlers: they would stop its siblings in its place.
+        # Blocked until the child has dropped the launcher's handlers: they would stop its siblings instead.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         try:
             pid = os.fork()
             if pid == 0:
                 self._become(request, connection, launcher, before)
-        finally:  # also where the host has no room for another process
+        finally:  # also when the host cannot start another process
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         ends_at = time.monotonic() + request.lifetime_s if request.lifetime_s is not None else None
         self._children[request.instance_id] = _Child(request, pid, ends_at)
@@ -154,7 +154,7 @@ class WorkerLauncher:
     def _become(
         self, request: InstanceRequest, connection: socket.socket, launcher: int, signals: set[int | signal.Signals]
     ) -> NoReturn:
-        """In the child: shed everything of the launcher's, let its signals in again, then work."""
+        """Runs the child: drops everything of the launcher's, unblocks its signals, then works."""
         code = 70
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
@@ -168,7 +168,7 @@ class WorkerLauncher:
             for own in self._own_fds:
                 own.close()
             self._redirect(request)
-            if os.getppid() == launcher:  # else it died before the kernel was asked to tell us
+            if os.getppid() == launcher:  # else it died before the kernel could signal its death
                 code = self._host_instance(request)
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 1
@@ -207,7 +207,7 @@ class WorkerLauncher:
             os.kill(child.pid, number)
 
     def _kill(self, child: _Child) -> None:
-        """The worker with everything below it, whatever session that is in."""
+        """Kills the worker with everything below it, in any session."""
         with suppress(psutil.NoSuchProcess):
             for process in psutil.Process(child.pid).children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
@@ -248,22 +248,22 @@ class WorkerLauncher:
         log.info("launcher.exited", instance_id=str(instance_id), why=why)
         self._kill_adopted(str(instance_id))
         if code < 0:
-            time.sleep(_FORK_S)  # what was just being forked carries no mark before it has become its command
+            time.sleep(_FORK_S)  # a process just forked has no mark before it executes its command
             self._kill_adopted(str(instance_id))
         self._unreported.append((instance_id, code, why))
 
     def _kill_adopted(self, instance_id: str) -> None:
-        """What a dead worker left running was handed to us by the kernel: end it, with what it started.
+        """Kills processes that a dead worker left, with their children. The kernel made the launcher their parent.
 
-        Nothing else is looked at: to read the environment of a process that forks without end takes seconds.
+        Looks at no others: reading the environment of a process that forks without end takes seconds.
         """
         living = {child.pid for child in self._children.values()}
-        found = [process for process in psutil.Process().children() if process.pid not in living]
-        while found:
-            process = found.pop()
+        orphans = [process for process in psutil.Process().children() if process.pid not in living]
+        while orphans:
+            process = orphans.pop()
             with suppress(psutil.Error):
                 if process.environ().get(self._mark) == instance_id:
-                    found += process.children()
+                    orphans += process.children()
                     process.kill()
 
     def _report(self) -> None:
@@ -274,13 +274,13 @@ class WorkerLauncher:
             except DatabaseUnavailable as error:
                 log.warning("launcher.not_reported", error=str(error))
                 if self._stopping and not self._children:
-                    self._unreported.clear()  # the reconciler finds out
+                    self._unreported.clear()  # the reconciler notices
                 return
             self._unreported.pop(0)
 
 
 def main(settings: Settings, mark: str, host_instance: HostInstance) -> None:
-    """Serve until SIGTERM. Everything that instances need must have been imported by now."""
+    """Serves until SIGTERM. Everything that instances need must have been imported by now."""
     gc.collect()
     gc.freeze()  # keeps the shared pages shared
     WorkerLauncher(settings, mark, host_instance).serve()

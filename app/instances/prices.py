@@ -1,4 +1,4 @@
-"""What machines cost by the hour: the committed table, and the file of MEGAFLOW_INSTANCE_PRICES before it."""
+"""Finds hourly prices of machines: in the file of MEGAFLOW_INSTANCE_PRICES, then in the committed table."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _SIZE = re.compile(r"(\d*)x?large")
 
 
 class ProviderPrices(Wire):
-    """USD per hour of one provider's types, on demand; of families, at their size `large`."""
+    """Prices of one provider's types in USD per hour, on demand; of families, at their size `large`."""
 
     spot: float = Field(default=1.0, gt=0, le=1)
     types: dict[str, float] = {}
     families: dict[str, float] = {}
 
     def on_demand(self, machine: str) -> float | None:
-        """USD per hour; None: it is in no table."""
+        """Returns USD per hour; None: the machine is in no table."""
         family, _, size = machine.partition(".")
         if machine in self.types:
             return self.types[machine]
-        found = _SIZE.fullmatch(size)
-        if family not in self.families or found is None:
+        match = _SIZE.fullmatch(size)
+        if family not in self.families or match is None:
             return None
-        larger = 1 if size == "large" else 2 * int(found[1] or 1)
+        larger = 1 if size == "large" else 2 * int(match[1] or 1)
         return self.families[family] * larger
 
 
@@ -44,7 +44,7 @@ _TABLE = TypeAdapter(dict[str, ProviderPrices])
 
 
 def hourly_usd(settings: Settings, provider: str, machine: str, *, spot: bool = False) -> float | None:
-    """USD for an hour of a machine type (`c7i.2xlarge`); None: in no table. Raises: SettingsInvalid."""
+    """Returns USD for an hour of a machine type (`c7i.2xlarge`); None: in no table. Raises: SettingsInvalid."""
     for file in filter(None, (settings.instance_prices, _COMMITTED)):
         prices = _read(file).get(provider)
         if prices is not None and (price := prices.on_demand(machine)) is not None:
@@ -53,7 +53,7 @@ def hourly_usd(settings: Settings, provider: str, machine: str, *, spot: bool = 
 
 
 def instance_usd(settings: Settings, provider: str, resource_class: str) -> float | None:
-    """USD for an hour of an instance, of a cloud's preferred type or by its class. Raises: as `hourly_usd`."""
+    """Returns USD for an hour of an instance, by a cloud's preferred type or its class. Raises: as `hourly_usd`."""
     clouds = {
         "ec2": (settings.ec2_types, settings.ec2_spot),
         "alibaba": (settings.alibaba_types, settings.alibaba_spot),
@@ -61,12 +61,12 @@ def instance_usd(settings: Settings, provider: str, resource_class: str) -> floa
     if provider not in clouds:
         return hourly_usd(settings, provider, resource_class)
     types, spot = clouds[provider]
-    found = machines(types, resource_class)
-    return hourly_usd(settings, provider, found[0], spot=spot) if found else None
+    candidates = machines(types, resource_class)
+    return hourly_usd(settings, provider, candidates[0], spot=spot) if candidates else None
 
 
 def prices_of(settings: Settings) -> Callable[[str, str], float | None]:
-    """`instance_usd` by provider and class, each asked once; None: unknown, also where no price can be read."""
+    """Returns `instance_usd` by provider and class, with a cache. None: unknown, also if no price can be read."""
 
     @cache
     def price(provider: str, resource_class: str) -> float | None:
@@ -80,7 +80,7 @@ def prices_of(settings: Settings) -> Callable[[str, str], float | None]:
 
 
 def machines(types: Sequence[str], resource_class: str) -> list[str]:
-    """Those of `Settings.ec2_types` for a resource class, the preferred one first; empty: the launch template's."""
+    """Returns `Settings.ec2_types` of a resource class, the preferred one first; empty: the launch template's."""
     pairs = [one.rpartition("=") for one in types]
     own = [machine for name, _, machine in pairs if name == resource_class]
     return own or [machine for name, _, machine in pairs if not name]

@@ -17,7 +17,7 @@ _TIMEOUT_S = 30.0
 
 
 class ProcessProvider:
-    """Speaks to the worker launcher over its Unix socket; holds no connection. The handle is the worker's pid."""
+    """Calls the worker launcher over its Unix socket; holds no connection. The handle is the worker's pid."""
 
     name: ClassVar[str] = "process"
     _host: ClassVar[str] = "the worker launcher"
@@ -26,8 +26,8 @@ class ProcessProvider:
         self._path = launcher.socket_path(settings)
 
     def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
-        asked = {"verb": "launch", "requests": [request.model_dump(mode="json") for request in requests]}
-        return {UUID(instance_id): handle for instance_id, handle in self._ask(asked, unclear=LaunchUnclear).items()}
+        message = {"verb": "launch", "requests": [request.model_dump(mode="json") for request in requests]}
+        return {UUID(instance_id): handle for instance_id, handle in self._ask(message, unclear=LaunchUnclear).items()}
 
     def terminate(self, instance_id: UUID, handle: str, *, grace_s: float) -> None:
         self._ask({"verb": "terminate", "instance_id": str(instance_id), "grace_s": grace_s})

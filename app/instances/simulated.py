@@ -16,12 +16,12 @@ from app.settings import Settings
 
 
 def socket_path(settings: Settings) -> Path:
-    """Where the simulation's host listens."""
+    """Returns the socket on which the simulation's host listens."""
     return settings.home / "run" / "simulator.sock"
 
 
 class SimulatedProvider(ProcessProvider):
-    """Speaks to the simulation's host as `process` speaks to the worker launcher. The handle is a number of it."""
+    """Calls the simulation's host as `process` calls the worker launcher. The handle is a number of the host's."""
 
     name: ClassVar[str] = "simulated"
     _host: ClassVar[str] = "the simulation's host"
@@ -31,11 +31,11 @@ class SimulatedProvider(ProcessProvider):
         self._path = socket_path(settings)
 
     def counts(self) -> dict[str, float]:
-        """What the host has done (`claimed`, `finished`, …) and what its writes took. Raises: InstanceFailed."""
+        """Returns the host's counts (`claimed`, `finished`, …) and what its writes took. Raises: InstanceFailed."""
         return self._ask({"verb": "counts"})
 
     def behave(self, simulation: Simulation) -> None:
-        """From here on instances and attempts follow `simulation`, but for what has begun. Raises: InstanceFailed."""
+        """Applies `simulation` to all instances and attempts that begin from now on. Raises: InstanceFailed."""
         self._ask({"verb": "behave", "simulation": simulation.model_dump(mode="json")})
 
     def _ask(self, message: dict[str, Any], *, unclear: type[InstanceFailed] = InstanceFailed) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """The `slurm` provider: an instance is a task of an array job, with its Celery worker inside.
 
-Slurm is asked by its own commands. What is launched at once is one array job, whose folder in `home`/run/slurm the
-compute nodes see: the list of its instances, in the order of the tasks, and their settings, in a file for this user
-alone. Nothing of them is on a command line, in the job's environment or in its script. The folder is deleted when the
-last of them has ended.
+Slurm is controlled by its own commands. Instances launched together are one array job. Its folder in `home`/run/slurm,
+which the compute nodes see, has the list of the instances, in the order of the tasks, and their settings, in a file for
+this user alone. No setting is on a command line, in the job's environment or in its script. The folder is deleted when
+the last instance has ended.
 
-Slurm sends no events, so `watch` asks for all of our tasks every few seconds. It lists ended ones, with their exit
-codes, for its `MinJobAge` (five minutes as it comes); an end that is noticed later has no code.
+Slurm sends no events, so `watch` lists all tasks of the installation every few seconds. Slurm lists ended ones, with
+their exit codes, for its `MinJobAge` (five minutes by default); an end that is noticed later has no code.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from app.settings import PREFIX, Settings
 log = structlog.get_logger()
 
 _LOOK_S = 3.0
-"""Between two looks of `watch`."""
+"""Time between two looks of `watch`."""
 _ANSWER_S = 40.0
-"""A command that takes longer is given up; Slurm's own patience is about 10 s."""
+"""Time limit of a command; Slurm's own timeout is about 10 s."""
 _UNCLEAR_S = 600.0
-"""A launch whose answer was lost and of which nothing was seen within this time came to nothing."""
+"""Time after which a launch counts as failed if its answer was lost and none of its instances was seen."""
 _ANSWERED = "answered"
-"""A file in the folder of a batch that Slurm has taken."""
+"""File in the folder of a batch that Slurm has accepted."""
 _MOST_TASKS = 500
-"""Of one array: Slurm takes 1,000 as it comes (`MaxArraySize`)."""
+"""Number of tasks of one array: Slurm accepts 1,000 by default (`MaxArraySize`)."""
 _NOTICE_S = 60
-"""An instance is told to stop this long before its walltime ends; Slurm may do it a minute earlier still."""
+"""Time between an instance's stop signal and its walltime's end; Slurm may send it a minute earlier still."""
 
 _TO_JOBS = re.compile(r"PATH|HOME|USER|LOGNAME|LANG|LC_\w+|(SLURM|SBATCH|SQUEUE|SCANCEL)_\w+")
 """Variables that the commands get: sbatch passes on what it has."""
@@ -93,7 +93,7 @@ class SlurmTask:
 
     @property
     def exit_code(self) -> int | None:
-        """Of the worker; None: there was none."""
+        """Exit code of the worker; None: there was none."""
         if self.status or self.state == "COMPLETED":
             return self.status >> 8 if not self.status & 0x7F else -(self.status & 0x7F)
         return None
@@ -106,7 +106,7 @@ class SlurmBatch:
     folder: Path
     ids: tuple[UUID, ...]
     made_at: float  # seconds since 1970
-    seen: bool = False  # Slurm has had it
+    seen: bool = False  # Slurm has accepted it
     reported: set[UUID] = field(default_factory=set)
 
 
@@ -124,7 +124,7 @@ class SlurmInstances:
         self._known: dict[str, SlurmBatch] = {}  # by its folder's name, which is its job's comment
 
     def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
-        """As every provider's; as many as Slurm takes. Raises: NoCapacity: none; InstanceFailed, LaunchUnclear."""
+        """Launches as many as Slurm accepts. Raises: NoCapacity: it accepts none; InstanceFailed, LaunchUnclear."""
         living = self.alive()
         handles = {r.instance_id: living[r.instance_id] for r in requests if r.instance_id in living}
         alike: dict[tuple[str, ...], list[InstanceRequest]] = defaultdict(list)
@@ -142,17 +142,17 @@ class SlurmInstances:
         return handles
 
     def terminate(self, instance_id: UUID, handle: str, *, grace_s: float) -> None:
-        """Slurm tells the worker to stop, and kills what is left after its own `KillWait` (30 s as it comes)."""
+        """Has Slurm stop the worker, and kill what is left after its own `KillWait` (30 s by default)."""
         self._run("scancel", "--quiet", handle)
 
     def alive(self) -> dict[UUID, str]:
-        """As every provider's. One whose end `watch` is about to report counts, so that its exit code is not lost."""
+        """Lists living instances, and those whose end `watch` is about to report, to keep their exit codes."""
         tasks = self._tasks(batches := self._batches())
-        told = set[UUID]().union(*(batch.reported for batch in batches.values()))
-        return {i: task.handle for i, task in tasks.items() if task.lives or (self._watching and i not in told)}
+        reported = set[UUID]().union(*(batch.reported for batch in batches.values()))
+        return {i: task.handle for i, task in tasks.items() if task.lives or (self._watching and i not in reported)}
 
     def started(self) -> dict[UUID, float | None]:
-        """Seconds since each began to run; None: it waits in Slurm's queue. Raises: InstanceFailed."""
+        """Returns the seconds since each began to run; None: it waits in Slurm's queue. Raises: InstanceFailed."""
         return {instance_id: task.run_s for instance_id, task in self._tasks(self._batches()).items() if task.lives}
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
@@ -166,7 +166,7 @@ class SlurmInstances:
         self._watching = False
 
     def _look(self, on_exit: OnExit) -> None:
-        batches = self._batches()  # before the tasks: what is submitted in between is not taken for ended
+        batches = self._batches()  # read before the tasks: a batch submitted in between must not count as ended
         for batch in batches.values():
             batch.seen = batch.seen or (batch.folder / _ANSWERED).exists()
         submitted = [name for name, batch in batches.items() if batch.seen]
@@ -186,25 +186,25 @@ class SlurmInstances:
                 self._known.pop(batch.folder.name, None)
 
     def _tasks(self, batches: Mapping[str, SlurmBatch]) -> dict[UUID, SlurmTask]:
-        """What Slurm has of our instances, also when it has ended. Of an instance that it has twice, the first."""
+        """Returns Slurm's tasks for this installation's instances, ended ones too. Of two tasks the first."""
         columns = ["--me", "--noheader", "--array", "--states=all", f"--name={self._job_name}"]
         lines = self._run("squeue", *columns, f"--Format={_FIELDS}").splitlines()
-        found: dict[UUID, SlurmTask] = {}
+        tasks: dict[UUID, SlurmTask] = {}
         twice = []
         for task, comment in sorted((_task(line) for line in lines if line), key=lambda pair: _number(pair[0])):
             _, index = _number(task)
             if (batch := batches.get(comment)) is None or index >= len(batch.ids):
                 continue  # of another home with this installation's name, or cancelled before it had a number
             batch.seen = True
-            first = found.get(batch.ids[index])
+            first = tasks.get(batch.ids[index])
             if first is None or not first.lives:
-                found[batch.ids[index]] = task
+                tasks[batch.ids[index]] = task
             elif task.lives:
                 twice.append(task.handle)
         if twice:
             log.warning("instance.made_twice", handles=twice)
             self._run("scancel", "--quiet", *twice)
-        return found
+        return tasks
 
     def _batches(self) -> dict[str, SlurmBatch]:
         names = os.listdir(self._folder) if self._folder.is_dir() else []
@@ -214,13 +214,13 @@ class SlurmInstances:
                     lines = (self._folder / name / "instances").read_text().splitlines()
                     made_at = (self._folder / name).stat().st_mtime
                 except OSError:
-                    continue  # being made, or gone meanwhile
+                    continue  # being created, or removed meanwhile
                 ids = tuple(UUID(line.split()[0]) for line in lines)
                 self._known[name] = SlurmBatch(self._folder / name, ids, made_at)
         return {name: self._known[name] for name in names if name in self._known}
 
     def _submit_most(self, options: Sequence[str], requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
-        """As many as Slurm takes at once, by halves. Raises: NoCapacity: not even one."""
+        """Submits as many as Slurm accepts at once, by halves. Raises: NoCapacity: not even one."""
         while True:
             try:
                 return self._submit(options, requests)
@@ -265,7 +265,7 @@ class SlurmInstances:
         )
 
     def _options(self, request: InstanceRequest) -> tuple[str, ...]:
-        """For sbatch. A size that the class leaves open is what its tasks are guaranteed."""
+        """Returns options for sbatch. A size that the class leaves open is what its tasks are guaranteed."""
         settings = self._settings
         cpus = request.cpus or settings.task_cpus * request.slots
         memory = request.memory_bytes or (settings.task_memory_bytes + settings.instance_memory_bytes) * request.slots
@@ -273,27 +273,27 @@ class SlurmInstances:
         options += [f"--chdir={settings.home}", "--ntasks=1", f"--cpus-per-task={math.ceil(cpus)}"]
         options += [f"--mem={math.ceil(memory / (1 << 20))}M", f"--signal=B:TERM@{_NOTICE_S}"]
         options += [f"--gpus={request.gpus}"] if request.gpus else []
-        if request.lifetime_s is not None:  # told to stop when it is over, and not before
+        if request.lifetime_s is not None:  # the stop signal comes after the lifetime, not before
             options.append(f"--time={math.ceil(request.lifetime_s / 60) + 2}")
         own = f"{settings.slurm_arguments} {settings.slurm_class_arguments.get(request.resource_class, '')}"
         return (*options, *shlex.split(own))
 
     def _run(self, *command: str, stdin: str = "") -> str:
-        """What the command says. Raises: InstanceFailed, its kind by what Slurm says."""
+        """Returns the command's output. Raises: InstanceFailed, its kind by Slurm's message."""
         environment = {name: value for name, value in os.environ.items() if _TO_JOBS.fullmatch(name)}
         unclear = LaunchUnclear if command[0] == "sbatch" else InstanceFailed
         try:
-            done = subprocess.run(  # noqa: S603 (Slurm's own commands)
+            result = subprocess.run(  # noqa: S603 (Slurm's own commands)
                 command, input=stdin, env=environment, capture_output=True, text=True, timeout=_ANSWER_S
             )
         except OSError as error:
             raise InstanceFailed(f"expected Slurm's command {command[0]} on this host, found: {error}") from error
         except subprocess.TimeoutExpired as error:
             raise unclear(f"expected an answer to {command[0]} within {_ANSWER_S:.0f} s, found none") from error
-        if done.returncode == 0:
-            return done.stdout
-        said = "; ".join(line.split("error: ", 1)[-1] for line in done.stderr.strip().splitlines())
-        raise _kind(said, unclear)(f"{command[0]}: {said or f'exit code {done.returncode}'}")
+        if result.returncode == 0:
+            return result.stdout
+        message = "; ".join(line.split("error: ", 1)[-1] for line in result.stderr.strip().splitlines())
+        raise _kind(message, unclear)(f"{command[0]}: {message or f'exit code {result.returncode}'}")
 
 
 def _kind(said: str, unclear: type[InstanceFailed]) -> type[InstanceFailed]:
@@ -311,15 +311,15 @@ def _task(line: str) -> tuple[SlurmTask, str]:
 
 
 def _number(task: SlurmTask) -> tuple[int, int]:
-    """Of the job, and of the task in it; beyond all tasks when it has none."""
+    """Returns the numbers of the job and of its task; without a task number, one above all tasks."""
     job, _, index = task.handle.partition("_")
     return int(job), int(index) if index.isdigit() else sys.maxsize
 
 
 def _seconds(used: str) -> float:
-    """Of `[DAYS-][HOURS:]MINUTES:SECONDS`; 0 when it is none of these."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", used)
-    if found is None:
+    """Parses `[DAYS-][HOURS:]MINUTES:SECONDS`; 0 when it is none of these."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", used)
+    if match is None:
         return 0.0
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -1,4 +1,4 @@
-"""Calls of the vendor's API, with the meaning of each error for a launch."""
+"""Calls the vendor's API, and maps each error to its meaning for a launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_CAPACITY = frozenset(
         *("InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientCapacity", "UnfulfillableCapacity"),
         *("InsufficientFreeAddressesInSubnet", "InsufficientReservedInstanceCapacity", "SpotMaxPriceTooLow"),
         *("InstanceLimitExceeded", "VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"),
-        "Unsupported",  # this type is not to be had in this zone
+        "Unsupported",  # this type is not available in this zone
     }
 )
 _THROTTLED = frozenset({"RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled"})
@@ -37,10 +37,10 @@ _TRIES = 3
 
 
 class CloudCalls:
-    """Clients by service and number of tries; made when first needed, and anew after credentials have lapsed."""
+    """Clients by service and number of tries. Made when first needed, and again after credentials have expired."""
 
     def __init__(self, endpoint_url: str | None = None) -> None:
-        """endpoint_url: of a server that stands for all of the vendor's; None: as boto3 finds it."""
+        """Sets the endpoint. endpoint_url: of a server that replaces all of the vendor's; None: boto3's own."""
         self._endpoint_url = endpoint_url
         self._clients: dict[tuple[str, int], Any] = {}
         self._lock = threading.Lock()
@@ -48,8 +48,8 @@ class CloudCalls:
     def client(self, service: str, tries: int = _TRIES) -> Any:
         """Raises: InstanceFailed: no region, or malformed settings of the vendor's."""
         with self._lock:
-            if (found := self._clients.get((service, tries))) is None:
-                # Its own session: it reads credentials and their files again.
+            if (client := self._clients.get((service, tries))) is None:
+                # A new session reads credentials and their files again.
                 session = boto3.session.Session()
                 config = Config(
                     connect_timeout=5.0,
@@ -57,23 +57,23 @@ class CloudCalls:
                     max_pool_connections=32,
                     retries={"mode": "standard", "total_max_attempts": tries},
                 )
-                found = session.client(service, config=config, endpoint_url=self._endpoint_url)
-                self._clients[service, tries] = found
-            return found
+                client = session.client(service, config=config, endpoint_url=self._endpoint_url)
+                self._clients[service, tries] = client
+            return client
 
     def forget(self) -> None:
-        """The next call reads credentials again."""
+        """Drops the clients: the next call reads credentials again."""
         with self._lock:
             self._clients.clear()
 
     @contextmanager
     def asking(self, doing: str, *, launches: bool = False) -> Iterator[None]:
-        """Turn errors of the call into ours. Raises: NoCapacity, Throttled, InstanceFailed, or LaunchUnclear."""
+        """Converts errors of the call. Raises: NoCapacity, Throttled, InstanceFailed, or LaunchUnclear."""
         try:
             yield
         except ClientError as error:
             raise self._meaning(doing, error, launches=launches) from error
-        except (HTTPClientError, ResponseParserError) as error:  # sent, and no answer that can be read
+        except (HTTPClientError, ResponseParserError) as error:  # sent, but without a readable answer
             raise (LaunchUnclear if launches else InstanceFailed)(f"could not {doing}: {error}") from error
         except (BotoCoreError, ValueError) as error:
             self.forget()
@@ -99,5 +99,5 @@ class CloudCalls:
 
 
 def error_code(error: BaseException | None) -> str:
-    """The vendor's word for what was wrong; empty where there is none."""
+    """Returns the vendor's error code; empty where there is none."""
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""

@@ -46,7 +46,7 @@ class _EventEnvelope(BaseModel):
 
 
 class MachineNotice(BaseModel):
-    """What was told of a machine."""
+    """A notice about a machine, from the queue of events."""
 
     handle: str
     state: str
@@ -58,13 +58,13 @@ class MachineNotice(BaseModel):
 
 
 def read_notice(body: str) -> MachineNotice | None:
-    """None: it is about something else, and of no use here."""
+    """Parses a notice. None: it is about something else, and of no use here."""
     try:
-        found = _EventEnvelope.model_validate_json(body)
+        envelope = _EventEnvelope.model_validate_json(body)
     except ValidationError as error:
         log.debug("instance.event_unknown", error=str(error))
         return None
-    return MachineNotice(handle=found.detail.handle, state=found.detail.state, warning=found.kind == SPOT)
+    return MachineNotice(handle=envelope.detail.handle, state=envelope.detail.state, warning=envelope.kind == SPOT)
 
 
 class Ec2Instances(CloudProvider):
@@ -75,7 +75,7 @@ class Ec2Instances(CloudProvider):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, types=settings.ec2_types, places=settings.ec2_subnets, spot=settings.ec2_spot)
         self._calls = CloudCalls()
-        self._ids: dict[str, UUID] = {}  # of machines that were seen
+        self._ids: dict[str, UUID] = {}  # instances of known machines, by handle
         self._warned: set[str] = set()
         self._on_warning: OnWarning | None = None
 
@@ -87,7 +87,7 @@ class Ec2Instances(CloudProvider):
     def _run(self, request: InstanceRequest, option: LaunchOption) -> str:
         script = self._script(request)
         with self._calls.asking("start a machine", launches=True):
-            client = self._calls.client("ec2", tries=1)  # refusals are repeated by us, elsewhere
+            client = self._calls.client("ec2", tries=1)  # refused requests are retried elsewhere
             reply = client.run_instances(**self._machine(request, option), UserData=script)
         return str(reply["Instances"][0]["InstanceId"])
 
@@ -101,7 +101,7 @@ class Ec2Instances(CloudProvider):
             "MaxCount": 1,
             "ClientToken": self._client_token(request, option),
             "InstanceInitiatedShutdownBehavior": "terminate",
-            # One hop: a task's container has no way to the credentials of the machine.
+            # One hop: a task's container cannot reach the credentials of the machine.
             "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
             "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")],
         }
@@ -115,13 +115,13 @@ class Ec2Instances(CloudProvider):
         return machine
 
     def terminate(self, instance_id: UUID, handle: str, *, grace_s: float) -> None:
-        """The machine powers off as by its button: its worker is told to stop. EC2 decides how long it waits."""
+        """Powers the machine off like its button, which stops the worker. EC2 decides how long it waits."""
         self._young.pop(instance_id, None)
         self._terminate([handle])
 
     def alive(self) -> dict[UUID, str]:
-        """Also ends what is one too many: a second machine of an instance, one that was stopped."""
-        found: dict[UUID, str] = {}
+        """Returns living instances. Ends surplus machines: an instance's second one, one that was stopped."""
+        handles: dict[UUID, str] = {}
         ended, strays = set[str](), []
         described = self._described()
         for machine in described:
@@ -129,43 +129,47 @@ class Ec2Instances(CloudProvider):
             state = machine["State"]["Name"]
             if state in _ENDED:
                 ended.add(machine["InstanceId"])
-            elif state not in _STANDING or instance_id in found:
+            elif state not in _STANDING or instance_id in handles:
                 strays.append(machine["InstanceId"])
             else:
-                found[instance_id] = machine["InstanceId"]
+                handles[instance_id] = machine["InstanceId"]
         if strays:
             log.warning("instance.strays", provider=self.name, machines=strays)
             self._terminate(strays)
         self._ids = {machine["InstanceId"]: self._note_seen(machine) for machine in described}
-        return self._with_young(found, ended)
+        return self._with_young(handles, ended)
 
     def _find(self, ids: Sequence[UUID]) -> dict[UUID, str]:
-        found: dict[UUID, str] = {}
+        handles: dict[UUID, str] = {}
         for begin in range(0, len(ids), _TAGS_AT_ONCE):
             some = [str(instance_id) for instance_id in ids[begin : begin + _TAGS_AT_ONCE]]
             for machine in self._described({f"tag:{INSTANCE_TAG}": some, "instance-state-name": list(_STANDING)}):
-                found.setdefault(self._note_seen(machine), machine["InstanceId"])
-        return found
+                handles.setdefault(self._note_seen(machine), machine["InstanceId"])
+        return handles
 
     def _described(self, more: Mapping[str, list[str]] | None = None) -> list[Any]:
-        """This installation's machines, the oldest first; those that ended a while ago among them."""
-        wanted = {f"tag:{INSTALLATION_TAG}": [self._settings.installation], "tag-key": [INSTANCE_TAG], **(more or {})}
-        filters = [{"Name": name, "Values": values} for name, values in wanted.items()]
+        """Returns this installation's machines, the oldest first, with those that ended a while ago."""
+        conditions = {
+            f"tag:{INSTALLATION_TAG}": [self._settings.installation],
+            "tag-key": [INSTANCE_TAG],
+            **(more or {}),
+        }
+        filters = [{"Name": name, "Values": values} for name, values in conditions.items()]
         with self._calls.asking("list machines"):
             pages = (
                 self._calls.client("ec2")
                 .get_paginator("describe_instances")
                 .paginate(Filters=filters, PaginationConfig={"PageSize": _PAGE})
             )
-            found = [m for page in pages for group in page["Reservations"] for m in group["Instances"]]
-        return sorted(found, key=lambda machine: (machine["LaunchTime"], machine["InstanceId"]))
+            machines = [m for page in pages for group in page["Reservations"] for m in group["Instances"]]
+        return sorted(machines, key=lambda machine: (machine["LaunchTime"], machine["InstanceId"]))
 
     def _terminate(self, handles: Sequence[str]) -> None:
         with suppress(InstanceFailed):
             with self._calls.asking("end machines"):
                 self._calls.client("ec2").terminate_instances(InstanceIds=list(handles))
             return
-        for handle in handles:  # one that EC2 does not know keeps the others from being ended
+        for handle in handles:  # an unknown handle prevents that the others are ended
             try:
                 with self._calls.asking("end a machine"):
                     self._calls.client("ec2").terminate_instances(InstanceIds=[handle])
@@ -185,7 +189,7 @@ class Ec2Instances(CloudProvider):
         self._on_warning = on_warning
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
-        """Report what EventBridge put into the queue, at first the earlier ends; an end may be reported twice."""
+        """Reports EventBridge's messages in the queue, at first earlier ends; an end may be reported twice."""
         while not stop.is_set():
             try:
                 self._catch_up(on_exit)
@@ -208,7 +212,7 @@ class Ec2Instances(CloudProvider):
                 on_exit(instance_id, None, f"its machine has ended: {why}")
 
     def _receive(self, on_exit: OnExit) -> None:
-        """One look into the queue; what it told is removed from it afterwards."""
+        """Reads the queue once and reports the notices. Then removes the messages from it."""
         url = self._settings.ec2_events
         with self._calls.asking("read the queue of events"):
             reply = self._calls.client("sqs").receive_message(
@@ -221,13 +225,13 @@ class Ec2Instances(CloudProvider):
         for notice in notices:
             if notice.handle not in whose:
                 continue
-            # The end of a machine that was made twice is not the end of its instance.
+            # If an instance has two machines, the end of one is not the end of the instance.
             if not notice.ended or standing.get(whose[notice.handle], notice.handle) == notice.handle:
                 self._tell(notice, whose[notice.handle], on_exit)
         if messages:
-            done = [{"Id": str(n), "ReceiptHandle": m["ReceiptHandle"]} for n, m in enumerate(messages)]
+            entries = [{"Id": str(n), "ReceiptHandle": m["ReceiptHandle"]} for n, m in enumerate(messages)]
             with self._calls.asking("empty the queue of events"):
-                self._calls.client("sqs").delete_message_batch(QueueUrl=url, Entries=done)
+                self._calls.client("sqs").delete_message_batch(QueueUrl=url, Entries=entries)
 
     def _whose(self, handles: Sequence[str]) -> dict[str, UUID]:
         unknown = [handle for handle in handles if handle not in self._ids]
@@ -243,6 +247,8 @@ class Ec2Instances(CloudProvider):
                 self._on_warning(instance_id, "EC2 takes its spot machine back within two minutes")
         elif notice.ended:
             self._young.pop(instance_id, None)
-            taken = notice.handle in self._warned
-            on_exit(instance_id, None, "EC2 took its spot machine back" if taken else f"its machine is {notice.state}")
+            interrupted = notice.handle in self._warned
+            on_exit(
+                instance_id, None, "EC2 took its spot machine back" if interrupted else f"its machine is {notice.state}"
+            )
             self._warned.discard(notice.handle)
