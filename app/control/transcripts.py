@@ -2,7 +2,7 @@
 
     python -m app.control.transcripts RUN
 
-To read half a gigabyte of them takes seconds and memory that the threads beside it have not.
+Reading half a gigabyte of them takes seconds and memory, which would slow down the control worker's threads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class TranscriptChecks:
-    """`run` blocks until told to stop. What it does not come to is checked by the run's first report."""
+    """Checks the added runs; `run` blocks until `stop` is set. Runs left over are checked by their first report."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self._settings, self._database = settings, database
@@ -42,7 +42,7 @@ class TranscriptChecks:
                 continue
             if not self._called_a_model(run_id):
                 continue
-            with_parent = ["setpriv", "--pdeathsig", "TERM"]  # it ends when this thread or its process does
+            with_parent = ["setpriv", "--pdeathsig", "TERM"]  # the child ends with this thread
             command = [*with_parent, sys.executable, "-m", __name__, str(run_id)]
             with subprocess.Popen(command, env=os.environ | self._settings.variables()) as child:  # noqa: S603
                 while child.poll() is None and not stop.wait(0.2):
@@ -52,13 +52,13 @@ class TranscriptChecks:
                 log.warning("transcripts.not_checked", run_id=str(run_id), exit_code=child.returncode)
 
     def _called_a_model(self, run_id: UUID) -> bool:
-        asked = "SELECT FROM tasks WHERE run_id = :run AND model IS NOT NULL LIMIT 1"
-        return self._database.sql(asked, {"run": run_id}).first() is not None
+        statement = "SELECT FROM tasks WHERE run_id = :run AND model IS NOT NULL LIMIT 1"
+        return self._database.sql(statement, {"run": run_id}).first() is not None
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Check one run's, and keep what was found."""
-    os.nice(10)  # the threads beside it go first
+    """Checks one run's transcripts and stores the findings."""
+    os.nice(10)  # the control worker's threads come first
     settings, run_id = load(), UUID(arguments[0])
     logs.configure(settings.log_level)
     with (

@@ -51,10 +51,10 @@ log = structlog.get_logger()
 
 
 class Control:
-    """The control plane's threads, and the hands that they work with."""
+    """The control plane's threads, and the functions through which they act."""
 
     def __init__(self, settings: Settings) -> None:
-        from app.tasks.attempt import publish  # tasks import workers, and only here the other way
+        from app.tasks.attempt import publish  # not at the top: app.tasks imports workers
 
         self._settings = settings
         self._database = Database(settings.database())
@@ -77,7 +77,7 @@ class Control:
         self._samples = SampleMaker(self._database, store, partial(nudge, settings))
 
     def _resource_classes(self) -> list[ResourceClass]:
-        """The resource classes; none while the database is away."""
+        """The resource classes; none while the database is unavailable."""
         try:
             with self._database.begin() as connection:
                 return list(classes.load(connection, self._settings).values())
@@ -85,25 +85,24 @@ class Control:
             return []
 
     def _names(self) -> set[str]:
-        """The providers of the settings, and those that a resource class names."""
+        """Names of the providers in the settings and in resource classes."""
         chosen: set[str] = {self._settings.ephemeral_provider, self._settings.persistent_provider}
         return chosen.union(*({o.ephemeral_provider, o.persistent_provider} for o in self._resource_classes()))
 
     def queues(self, *_: Any, **__: Any) -> list[dict[str, str]]:
-        """The answer to Celery's inspection `active_queues`: the control queue, and those that are fed from here.
+        """Answers Celery's inspection `active_queues`: the control queue, and the queues that are filled from here.
 
-        Flower learns its list of queues from these answers alone, and ephemeral workers, without remote control, give
-        none.
+        Flower takes its list of queues only from these answers. Ephemeral workers, without remote control, give none.
         """
         names = [offer.name for offer in self._resource_classes()] or ["standard"]
         fed = [queue_of(mode, name) for name in names for mode in InstanceMode]
         placed = [
-            queue_at(queue_of(InstanceMode.PERSISTENT, name), host) for host, found in self._hosts() for name in found
+            queue_at(queue_of(InstanceMode.PERSISTENT, name), host) for host, served in self._hosts() for name in served
         ]
         return [{"name": name} for name in (CONTROL, *fed, *placed)]
 
     def _hosts(self) -> list[tuple[str, frozenset[str]]]:
-        """The hosts with standing instances, and their classes; none while the database is away."""
+        """The hosts with standing instances, and their classes; none while the database is unavailable."""
         try:
             with self._database.begin() as connection:
                 return sorted(host_images.standing(connection).items())
@@ -111,7 +110,7 @@ class Control:
             return []
 
     def _provider(self, name: str) -> Provider:
-        """One that a class names since we began is opened when it is first needed."""
+        """Returns a provider; opens it at its first use if a resource class named it only after the start."""
         if name not in self._providers:
             self._providers = {**self._providers, name: providers.provider_named(name, self._settings)}
             if self._started:
@@ -125,7 +124,7 @@ class Control:
             self._thread(f"{provider.name}-events", lambda: provider.watch(self._exited, self._stop))
 
     def start(self) -> None:
-        """Start the threads; ticks are served from here on."""
+        """Starts the threads; ticks are served from here on."""
         context.serve_ticks(Calendar(self._settings, self._database).tick)
         self._thread("dispatcher", lambda: self._dispatcher.run(self._stop))
         self._thread("reconciler", lambda: self._reconciler.run(self._stop))
@@ -135,7 +134,7 @@ class Control:
         self._thread("hosts", lambda: joining.keep(self._settings, self._database, self._stop))
         self._thread("samples", lambda: self._samples.run(self._stop))
         if self._settings.traces_url is not None:
-            from app.control.traces import Traces  # an extra's packages, which take their time to import
+            from app.control.traces import Traces  # packages of an extra, slow to import
 
             traces = Traces(self._database, self._settings.traces_url)
             self._thread("traces", lambda: traces.run(self._stop))
@@ -154,7 +153,7 @@ class Control:
             while not self._stop.is_set():
                 try:
                     work()
-                except Exception:  # a control thread must come back, whatever it met
+                except Exception:  # a control thread goes on after any error
                     log.exception("control.thread_failed", thread=name)
                     self._stop.wait(1.0)
 
@@ -164,23 +163,23 @@ class Control:
         return self._provider(provider).launch(requests)
 
     def _alive(self) -> dict[str, dict[UUID, str]]:
-        found: dict[str, dict[UUID, str]] = {}
+        handles: dict[str, dict[UUID, str]] = {}
         for name, provider in self._providers.items():
             try:
-                found[name] = provider.alive()
+                handles[name] = provider.alive()
             except InstanceFailed as error:
                 log.warning("control.provider_silent", provider=name, error=str(error))
-        return found
+        return handles
 
     def _run_times(self) -> dict[str, dict[UUID, float | None]]:
-        """Of providers with a queue; one that does not answer has started none, as far as is known."""
-        found: dict[str, dict[UUID, float | None]] = {}
+        """Returns the run times of providers with a queue. If one does not answer, its instances count as waiting."""
+        times: dict[str, dict[UUID, float | None]] = {}
         for name, provider in self._providers.items():
             if isinstance(provider, QueueingProvider):
-                found[name] = {}
+                times[name] = {}
                 with suppress(InstanceFailed):
-                    found[name] = provider.started()
-        return found
+                    times[name] = provider.started()
+        return times
 
     def _terminate(self, provider: str, instance_id: UUID, handle: str) -> None:
         try:
@@ -198,7 +197,7 @@ class Control:
 
 
 def main() -> int:
-    """Work until told to stop."""
+    """Runs the worker until it is stopped. Returns its exit code."""
     settings = load()
     logs.configure(settings.log_level)
     control = Control(settings)
@@ -213,7 +212,7 @@ def main() -> int:
         loglevel=settings.log_level,
     )
     control.start()
-    gc.freeze()  # what stays for good is not looked at again by each full collection, which took 80 ms
+    gc.freeze()  # permanent objects: without this, each full collection took 80 ms for them
     try:
         worker.start()
     finally:
