@@ -254,12 +254,10 @@ def list_users(call: WebCall) -> list[TokenInfo]:
 @operations.post("/users", NewToken, Scope.ADMINISTER, body=NewUser)
 def add_user(call: WebCall) -> NewToken:
     """Makes a token for a user. The first token creates the user."""
-    request: NewUser = call.body
-    seconds = None if request.days is None else request.days * 86400
-    secret, token = users.add_token(
-        call.database, request.user_name, request.scope, expires_s=seconds, label=request.label
-    )
-    call.note("user.added", request.user_name, scope=request.scope.value)
+    new: NewUser = call.body
+    seconds = None if new.days is None else new.days * 86400
+    secret, token = users.add_token(call.database, new.user_name, new.scope, expires_s=seconds, label=new.label)
+    call.note("user.added", new.user_name, scope=new.scope.value)
     return NewToken(token=secret, info=TokenInfo.of(token))
 
 

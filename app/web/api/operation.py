@@ -43,7 +43,7 @@ class Operation:
     reply: Any
     query: type[Wire] | None = None
     body: Any = None
-    usual: Any = None  # form of large bodies, tried first: to tell forms apart, they are read twice
+    usual: Any = None  # form of large bodies, tried first: telling forms apart reads a body twice
     media_type: str = "application/json"
 
     @property
@@ -81,7 +81,7 @@ class Operation:
             most = BODY_BYTES if self.scope is not None else STRANGERS_BYTES
             raw = await read_body(request.receive, request.headers.raw, most)
             call = replace(call, body=await run_in_threadpool(_body, self.bodies, raw))
-        if iscoroutinefunction(self.answer):  # it waits, which must not block a thread
+        if iscoroutinefunction(self.answer):  # it only waits, so it takes no thread
             access.check_open(caller, "waits")
             with access.counted(caller, "waits"):
                 return self._replied(await self.answer(call))
