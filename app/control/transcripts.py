@@ -2,7 +2,7 @@
 
     python -m app.control.transcripts RUN
 
-Reading half a gigabyte of them takes seconds and memory, which would slow down the control worker's threads.
+Reading half a gigabyte of them takes seconds and memory that the control worker's threads cannot spare.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TranscriptChecks:
                 continue
             if not self._called_a_model(run_id):
                 continue
-            with_parent = ["setpriv", "--pdeathsig", "TERM"]  # the child ends with this thread
+            with_parent = ["setpriv", "--pdeathsig", "TERM"]  # ends it with this thread or process
             command = [*with_parent, sys.executable, "-m", __name__, str(run_id)]
             with subprocess.Popen(command, env=os.environ | self._settings.variables()) as child:  # noqa: S603
                 while child.poll() is None and not stop.wait(0.2):

@@ -77,7 +77,7 @@ class Control:
         self._samples = SampleMaker(self._database, store, partial(nudge, settings))
 
     def _resource_classes(self) -> list[ResourceClass]:
-        """The resource classes; none while the database is unavailable."""
+        """Returns the resource classes; none while the database is unavailable."""
         try:
             with self._database.begin() as connection:
                 return list(classes.load(connection, self._settings).values())
@@ -85,7 +85,7 @@ class Control:
             return []
 
     def _names(self) -> set[str]:
-        """Names of the providers in the settings and in resource classes."""
+        """Returns the names of the providers in the settings and in resource classes."""
         chosen: set[str] = {self._settings.ephemeral_provider, self._settings.persistent_provider}
         return chosen.union(*({o.ephemeral_provider, o.persistent_provider} for o in self._resource_classes()))
 
@@ -102,7 +102,7 @@ class Control:
         return [{"name": name} for name in (CONTROL, *fed, *placed)]
 
     def _hosts(self) -> list[tuple[str, frozenset[str]]]:
-        """The hosts with standing instances, and their classes; none while the database is unavailable."""
+        """Returns the hosts with standing instances, and their classes; none while the database is unavailable."""
         try:
             with self._database.begin() as connection:
                 return sorted(host_images.standing(connection).items())
@@ -172,7 +172,7 @@ class Control:
         return handles
 
     def _run_times(self) -> dict[str, dict[UUID, float | None]]:
-        """Returns the run times of providers with a queue. If one does not answer, its instances count as waiting."""
+        """Returns the run times of providers with a queue. If one does not answer, none of its instances are listed."""
         times: dict[str, dict[UUID, float | None]] = {}
         for name, provider in self._providers.items():
             if isinstance(provider, QueueingProvider):

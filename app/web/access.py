@@ -113,7 +113,7 @@ class Access:
         self._failures = Rates(_FAILURES_PER_S, _FAILURES_BURST)
         self._open = Counter[tuple[str, str]]()
         self._streams = Counter[tuple[str, TokenKind]]()
-        self._lapsed: set[tuple[str, TokenKind]] = set()  # of the streams
+        self._lapsed: set[tuple[str, TokenKind]] = set()  # tokens of streams
         self._checked_at = 0.0
 
     def caller(self, request: HTTPConnection, scope: Scope) -> WebUser:
@@ -251,8 +251,9 @@ def refuse_other_sites(request: HTTPConnection) -> None:
     origin = request.headers.get("origin")
     try:
         own = urlsplit(origin or "").netloc == request.headers.get("host", "")
-    except ValueError:  # no URL
+    except ValueError:  # not a URL
         own = False
-    foreign = not own if origin is not None else request.scope["type"] == "websocket"  # browsers' have an Origin
+    # Browsers always send an Origin when they open a websocket.
+    foreign = not own if origin is not None else request.scope["type"] == "websocket"
     if foreign or site not in ("same-origin", "none"):
         raise NotAllowed("expected a request of this site's own page, found one of another site")

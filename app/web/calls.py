@@ -49,7 +49,7 @@ class WebCall:
     services: WebServices
     caller: WebUser
     path: Mapping[str, str]
-    query: Any = None  # as the operation's model has it
+    query: Any = None  # parsed by the operation's model
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
 

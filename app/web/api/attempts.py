@@ -122,7 +122,7 @@ def get_artifact(call: WebCall) -> Response:
 
 
 def _link(call: WebCall, artifact: Artifact) -> str | None:
-    """Returns a link to a large artifact, for a browser that follows a click and for callers that want links.
+    """Returns a link to a large artifact, for a browser that follows a click or a caller that requests a link.
 
     All others get the bytes: scripts of pages may ask no other server, and MegaFlow's clients follow no redirection.
     """

@@ -90,7 +90,7 @@ def _in_query(one: Operation, schemas: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _schema(adapter: TypeAdapter[Any], mode: Any, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schema of a type; adds the schemas that it refers to to `schemas`."""
+    """Returns the schema of a type; adds the schemas that it uses to `schemas`."""
     schema = adapter.json_schema(mode=mode, ref_template=_REF)
     schemas.update(schema.pop("$defs", {}))
     return schema

@@ -28,7 +28,7 @@ class NewHost(Wire):
 
 @operations.post("/hosts/join", HostCredentials, None, body=NewHost)
 def join_host(call: WebCall) -> HostCredentials:
-    """Joins a machine, once, by the token in the header; with its key again. Returns new credentials each time."""
+    """Joins a machine by the token in the header, once; again only with its key. Returns new credentials."""
     credentials = joining.join(call.services.settings, call.database, _secret(call), call.body.called, call.body.key)
     record_action(call.database, credentials.name, "host.joined", [credentials.name], address=call.caller.user_name)
     return credentials

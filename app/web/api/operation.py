@@ -112,7 +112,7 @@ def _adding(method: str, default: Scope) -> Callable[..., Callable[[Function], F
 
 
 class Operations(list[Operation]):
-    """Operations in the order of their definition; functions join by the decorators."""
+    """Operations in the order of their definition; the decorators add functions."""
 
     get, post = _adding("GET", Scope.READ), _adding("POST", Scope.SUBMIT)
     put, delete = _adding("PUT", Scope.ADMINISTER), _adding("DELETE", Scope.ADMINISTER)

@@ -112,7 +112,7 @@ class InlineRun(Wire):
     include_quarantined: bool = False
     after: tuple[EarlierTask, ...] = Field(default=(), max_length=MOST_UPSTREAM)
     inputs: dict[str, TaskArtifact] = {}  # by path in the environment
-    user_name: LabelText = ""  # of an administrator, who may submit for others
+    user_name: LabelText = ""  # set by administrators, who may submit for others
 
 
 class RunsQuery(Wire):

@@ -59,7 +59,7 @@ def error_page(status: int, message: str) -> Response:
 
 
 def _shown(value: Any) -> Any:
-    """Returns a template's value as shown: None as unknown, text without control characters and cut at a limit."""
+    """Returns a template's value as shown: None is unknown; text is cut, and has no control or direction characters."""
     if value is None:
         return UNKNOWN
     if isinstance(value, str) and not isinstance(value, Markup):

@@ -26,7 +26,7 @@ def routes(services: WebServices, access: Access) -> list[Route]:
     async def sign_in(request: Request) -> Response:
         """Shows the form, or signs in at once by a one-time link."""
         after, once = _own(request.query_params.get("next", "/")), request.query_params.get("once", "")
-        if not once or request.method == "HEAD":  # a preview, which must not use the link up
+        if not once or request.method == "HEAD":  # a preview must not use up the link
             return render(PageView("sign_in.html", {"next": after}), None, {})
         token = await run_in_threadpool(users.take_link, services.database, once)
         if token is not None:

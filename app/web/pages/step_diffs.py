@@ -15,7 +15,7 @@ from app.web.api.attempts import artifact_of, content_of
 from app.web.calls import WebCall
 
 _MOST = 20_000
-"""Characters of one diff that are shown."""
+"""Most characters of one diff that are shown."""
 
 
 def diffs_after(call: WebCall, attempt_id: UUID, steps: Sequence[Mapping[str, Any]]) -> dict[int, tuple[str, str]]:

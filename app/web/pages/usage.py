@@ -31,7 +31,7 @@ class _Samples:
 
 class _Quantity(NamedTuple):
     name: str
-    column: int  # of a row
+    column: int  # index in a row
     unit: str
     limit: float | None
     mark: str
