@@ -117,7 +117,7 @@ class Access:
         self._checked_at = 0.0
 
     def caller(self, request: HTTPConnection, scope: Scope) -> WebUser:
-        """Returns the user of the request or the socket, who has the scope.
+        """Returns the user of the request or the socket; the token must have the scope.
 
         Raises: NotSignedIn, NotAllowed, TooManyRequests, DatabaseUnavailable.
         """

@@ -117,7 +117,7 @@ class WebCall:
         return replace(story, now=replace(story.now, bounds=bounds))
 
     def note(self, action: str, subject: object, reason: str = "", **data: Any) -> str:
-        """Records an action of the caller, whose next page shows it. Returns the subject."""
+        """Records an action of the caller, so that the caller's next page shows it. Returns the subject."""
         record_action(self.database, self.caller.user_name, action, [str(subject)], reason, **data)
         self.services.live.forget()
         return str(subject)
