@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 
 class Calendar:
-    """Fires what is due. Any number may tick at once: each due time is taken by one of them."""
+    """Submits the runs of due schedules. Several may tick at once: each due time is claimed by one of them."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self._settings = settings
@@ -28,18 +28,18 @@ class Calendar:
         self._flow = MegaFlow(settings, database)
 
     def tick(self, now: datetime | None = None) -> int:
-        """Fires all due schedules; returns the number of submitted runs."""
+        """Fires the due times, and unfinished ones again. Returns how many, failed submissions included."""
         now = now or datetime.now(UTC)
         grace_s = self._settings.schedule_tick_s * 3
         fired = 0
         for schedule in schedules.all_of(self._database):
             after, due = schedule.settled_until.astimezone(UTC), list[datetime]()
-            while times := due_times(schedule.cron, after, now):  # of a long stand-still the last stretch counts
+            while times := due_times(schedule.cron, after, now):  # after a long pause the last batch counts
                 after, due = times[-1], times
             if not due:
                 continue
-            to_start = to_fire(due, Misfire(schedule.misfire), now, grace_s)
-            for due_at in schedules.claim_due(self._database, schedule, to_start, until=due[-1]):
+            chosen = to_fire(due, Misfire(schedule.misfire), now, grace_s)
+            for due_at in schedules.claim_due(self._database, schedule, chosen, until=due[-1]):
                 self._fire(schedule, due_at)
                 fired += 1
         for schedule, due_at in schedules.unfinished(self._database, older_than_s=60.0):
@@ -49,15 +49,15 @@ class Calendar:
         return fired
 
     def _fire(self, schedule: Schedule, due_at: datetime) -> None:
-        """Submit, once however often it is tried: the due time is the run's idempotency key."""
+        """Submits the run, once even if called again: the due time is its idempotency key."""
         key = f"schedule:{schedule.id}:{due_at.isoformat()}"
         try:
             submission = Submission.model_validate({**schedule.submission, "dataset": schedule.dataset})
             run = self._flow.submit(submission, idempotency_key=key)
-        except DatabaseUnavailable as error:  # says nothing about the schedule: what is unfinished is fired again
+        except DatabaseUnavailable as error:  # not the schedule's fault: it is fired again
             log.warning("schedule.postponed", schedule=schedule.name, due_at=str(due_at), error=str(error))
             return
-        except (MegaFlowError, ValidationError) as error:  # also what a newer or an older release wrote down
+        except (MegaFlowError, ValidationError) as error:  # also a submission that another release stored
             log.warning("schedule.failed", schedule=schedule.name, due_at=str(due_at), error=str(error))
             schedules.note(self._database, schedule.id, due_at, run_id=None, failure=str(error))
             return

@@ -1,7 +1,7 @@
 """Metrics for Prometheus, read from the ledger at each scrape, so that they survive restarts.
 
-What has ended is counted once and added to: a scrape reads what finished since the last one. The newest are left for
-the next scrape, since an attempt's teardown is recorded a moment after its end.
+Ended attempts are counted once and summed up: a scrape reads only those that finished since the last scrape. The newest
+are left for the next scrape, since an attempt's teardown is recorded a moment after its end.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 TEARDOWN_S = 15.0
-"""Seconds to wait after an attempt's end before counting it, so that its teardown is on record."""
+"""Seconds from an attempt's end until it is counted: its teardown is recorded by then."""
 _ENDED_INSTANCES = (InstanceState.TERMINATED, InstanceState.FAILED)
 
 
 class LedgerCollector(Collector):
-    """Everything at once, from the ledger. `settle_s`: see TEARDOWN_S. Safe to share between threads."""
+    """Collects all metrics from the ledger. `settle_s`: see TEARDOWN_S. Safe to share between threads."""
 
     def __init__(self, settings: Settings, database: Database, *, settle_s: float = TEARDOWN_S) -> None:
         self._settings, self._database, self._settle_s = settings, database, settle_s
@@ -43,7 +43,7 @@ class LedgerCollector(Collector):
         self._times: Mapping[str, PhaseHistogram] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """Yields all families; only `megaflow_ledger_up` while the database is away."""
+        """Yields all metric families; only `megaflow_ledger_up` while the database is unavailable."""
         with self._lock:
             try:
                 families = [*self._count(), *self._gauges(), *self._limits()]
@@ -114,16 +114,16 @@ def _phases(times: Mapping[str, PhaseHistogram]) -> Metric:
 
 
 def exposition(settings: Settings, database: Database) -> str:
-    """Everything up to this moment, in Prometheus' text format."""
+    """Returns all metrics up to this moment, in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(LedgerCollector(settings, database, settle_s=0))
     return generate_latest(registry).decode()
 
 
 def serve(settings: Settings, database: Database) -> Callable[[], None]:
-    """Answers scrapes at `settings.bind`:`settings.metrics_port` until the function that is returned is called.
+    """Answers scrapes at `settings.bind`:`settings.metrics_port` until the returned function is called.
 
-    Nothing is served when the port is 0. Raises: SettingsInvalid: the port cannot be had.
+    Nothing is served when the port is 0. Raises: SettingsInvalid: the port cannot be bound.
     """
     if settings.metrics_port == 0:
         return lambda: None

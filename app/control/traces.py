@@ -1,7 +1,7 @@
-"""Sends each ended attempt as a trace to a collector of OpenTelemetry: phases and model calls are its spans.
+"""Sends each ended attempt as a trace to an OpenTelemetry collector: phases and model calls are its spans.
 
-One control worker sends at a time. An attempt is sent some seconds after its end, when its teardown is on record; what
-ended while no control worker ran is not sent. Names of attributes of model calls: OpenTelemetry's conventions `gen_ai`.
+One control worker sends at a time. An attempt is sent some seconds after its end, when its teardown is recorded.
+Attempts that ended while no control worker ran are not sent. Attributes of model calls: OpenTelemetry's `gen_ai` names.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ log = structlog.get_logger()
 
 _EVERY_S = 5.0
 _SETTLED_S = 15.0
-"""Between an attempt's end and its sending."""
+"""Seconds between an attempt's end and its sending."""
 _MOST = 500
-"""Attempts of one look, and model calls of one attempt."""
+"""Most attempts per query, and most model calls per attempt."""
 _TRACES = 73057
 """Advisory lock of the sender."""
 
@@ -61,7 +61,7 @@ class TraceSpan:
 
 
 class Traces:
-    """Follows ended attempts. endpoint: URL of a collector's OTLP/HTTP receiver, such as http://HOST:4318/v1/traces."""
+    """Sends ended attempts. endpoint: URL of a collector's OTLP/HTTP receiver, such as http://HOST:4318/v1/traces."""
 
     def __init__(self, database: Database, endpoint: str) -> None:
         self._database = database
@@ -71,7 +71,7 @@ class Traces:
         self._until: datetime | None = None
 
     def run(self, stop: threading.Event) -> None:
-        """Sends until `stop`."""
+        """Sends until `stop` is set."""
         lead = Leadership(self._database, _TRACES)
         while not stop.is_set():
             try:
@@ -86,7 +86,7 @@ class Traces:
         self._provider.shutdown()
 
     def send(self, settled_s: float = _SETTLED_S) -> int:
-        """Sends what has ended since the last time; how many attempts. Raises: DatabaseUnavailable."""
+        """Sends the attempts that have ended since the last call. Returns their number. Raises: DatabaseUnavailable."""
         with self._database.begin() as connection:
             now: datetime = sql(connection, "SELECT clock_timestamp()").scalar_one()
             until = now - timedelta(seconds=settled_s)
@@ -99,7 +99,7 @@ class Traces:
         return len(rows)
 
     def flush(self) -> None:
-        """Waits until all is sent."""
+        """Waits until all spans are sent."""
         self._provider.force_flush()
 
     def _send_attempt(self, row: Row[Any], spans: list[TraceSpan]) -> None:
@@ -117,7 +117,7 @@ class Traces:
 
 
 def _spans(connection: Connection, row: Row[Any]) -> Iterator[TraceSpan]:
-    """Yields the attempt first, then its phases and its model calls."""
+    """Yields the attempt's span first, then those of its phases and model calls."""
     reached = {Phase(name): datetime.fromisoformat(at) for name, at in row.phases.items() if at}
     begin = row.dispatched_at if row.number > 1 else row.accepted_at
     phases = timeline.spans(reached, row.dispatched_at, row.finished_at, row.finished_at)
@@ -162,7 +162,7 @@ def _spans(connection: Connection, row: Row[Any]) -> Iterator[TraceSpan]:
 
 
 def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the facts that are not None, as values that a span can have."""
+    """Returns the known facts, with values of types that a span can have."""
     return {name: str(one) if isinstance(one, UUID) else one for name, one in facts.items() if one is not None}
 
 

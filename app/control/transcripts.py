@@ -2,7 +2,7 @@
 
     python -m app.control.transcripts RUN
 
-Reading half a gigabyte of transcripts takes seconds and memory that the worker's other threads need.
+Reading half a gigabyte of them takes seconds and memory that the control worker's threads cannot spare.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class TranscriptChecks:
-    """Queue of transcript checks; `run` blocks until `stop`. The first report checks runs that it did not reach."""
+    """Checks the added runs; `run` blocks until `stop` is set. Runs left over are checked by their first report."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self._settings, self._database = settings, database
@@ -42,7 +42,7 @@ class TranscriptChecks:
                 continue
             if not self._called_a_model(run_id):
                 continue
-            with_parent = ["setpriv", "--pdeathsig", "TERM"]  # it ends when this thread or its process does
+            with_parent = ["setpriv", "--pdeathsig", "TERM"]  # ends it with this thread or process
             command = [*with_parent, sys.executable, "-m", __name__, str(run_id)]
             with subprocess.Popen(command, env=os.environ | self._settings.variables()) as child:  # noqa: S603
                 while child.poll() is None and not stop.wait(0.2):
@@ -57,8 +57,8 @@ class TranscriptChecks:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Checks one run's transcripts, and stores the findings."""
-    os.nice(10)  # lower priority than the worker's threads
+    """Checks one run's transcripts and stores the findings."""
+    os.nice(10)  # the control worker's threads come first
     settings, run_id = load(), UUID(arguments[0])
     logs.configure(settings.log_level)
     with (

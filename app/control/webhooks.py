@@ -1,8 +1,8 @@
 """Delivers events to webhooks by HTTP POST: at least once, in order per webhook, independent of each other.
 
-One control worker delivers at a time. A webhook has a thread of its own, so that one that hangs delays no other; its
-position is stored only after the receiver has answered 2xx. What may come twice is the batch whose answer or whose
-storing was lost: a receiver that must not count twice remembers the last `id` (or `position`) that it has worked off.
+One control worker delivers at a time. Each webhook has its own thread, so that a receiver that hangs delays no other.
+The position is stored only after the receiver has answered 2xx. If that answer or the store is lost, the batch is sent
+again: a receiver that must not count twice remembers the last `id` (or `position`) that it has processed.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 WEBHOOKS = 73053
-"""Advisory lock of the delivering process."""
+"""Advisory lock of the process that delivers."""
 BATCH = 100
-"""Maximum events in one request."""
+"""Most events in one request."""
 SIGNATURE = "X-MegaFlow-Signature"
 """Header: `sha256=` and the hexadecimal HMAC-SHA256 of the body, when the webhook has a secret."""
 
 _LOOK_S = 1.0
-"""Between two looks at which webhooks there are."""
+"""Seconds between two reads of the list of webhooks."""
 _STORE_S = 30.0
-"""A position that moved over what does not concern the webhook is stored this often."""
+"""Seconds between two stores of a position that has only passed events which the webhook does not want."""
 
 
 def signature(secret: str, body: bytes) -> str:
-    """Returns the value of the signature header. A receiver compares with `hmac.compare_digest`."""
+    """Returns the value of the signature header. A receiver compares it with `hmac.compare_digest`."""
     return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
 
 
 class Webhooks:
-    """`run` blocks until told to stop. Any number may run: one delivers, the others stand by.
+    """Runs a sender per webhook; `run` blocks until `stop` is set. One process delivers, the others stand by.
 
-    `timeout_s`: how long a receiver may be silent.
+    `timeout_s`: seconds that a receiver may be silent.
     """
 
     def __init__(self, database: Database, settings: Settings, *, timeout_s: float = 10.0) -> None:
@@ -77,12 +77,12 @@ class Webhooks:
             self._dismiss()
 
     def leads(self) -> bool:
-        """Whether this one is to deliver. Raises: DatabaseUnavailable."""
+        """Whether this process is the one that delivers. Raises: DatabaseUnavailable."""
         with self._guard:
             return self._lead is not None and self._lead.held()
 
     def _look(self) -> None:
-        """Runs a sender for every webhook while this process leads."""
+        """Starts a sender for every webhook while this process delivers; stops those of removed webhooks."""
         hooks = {hook.id: hook for hook in webhooks.all_of(self.database)} if self.leads() else {}
         for hook_id in [*self._couriers]:
             if hook_id not in hooks:
@@ -93,7 +93,7 @@ class Webhooks:
                 self._couriers[hook_id].start()
 
     def _pass_on(self, listener: Listener, stop: threading.Event) -> None:
-        """Wakes the couriers at every nudge, until it is time to look again."""
+        """Wakes the senders at every wake-up message, until it is time to read the webhooks again."""
         until = time.monotonic() + _LOOK_S
         while time.monotonic() < until and not stop.is_set():
             stream.wait_for_news(listener, stop)
@@ -101,23 +101,23 @@ class Webhooks:
                 self.news.notify_all()
 
     def _dismiss(self) -> None:
-        """Stops the senders; releases the lead first, so that no sender begins a request afterwards."""
+        """Stops all senders. Releases the lock first, so that no sender begins another request."""
         with self._guard:
             if self._lead is not None:
                 self._lead.release()
             self._lead = None
-        for courier in self._couriers.values():
-            courier.stop.set()
+        for sender in self._couriers.values():
+            sender.stop.set()
         with self.news:
             self.news.notify_all()
         until = time.monotonic() + self.timeout_s
-        for courier in self._couriers.values():
-            courier.join(max(0.0, until - time.monotonic()))
+        for sender in self._couriers.values():
+            sender.join(max(0.0, until - time.monotonic()))
         self._couriers.clear()
 
 
 class _WebhookSender(threading.Thread):
-    """Sends one webhook's events in batches, until `stop` is set or another process has moved the row."""
+    """Sends one webhook's events in batches, until stopped or until another process has changed the row."""
 
     def __init__(self, office: Webhooks, hook: Hook) -> None:
         super().__init__(name=f"webhook-{hook.id}", daemon=True)
@@ -158,7 +158,7 @@ class _WebhookSender(threading.Thread):
                 self._failed(fault)
 
     def _send(self, client: httpx.Client, page: Page) -> str | None:
-        """Sends a page; returns None when the receiver has accepted it, else the fault."""
+        """Sends a batch. Returns None when the receiver has it, else the error."""
         content = {"position": page.position, "events": [event.body() for event in page.events]}
         body = json.dumps(content, separators=(",", ":")).encode()
         headers = {
@@ -181,10 +181,10 @@ class _WebhookSender(threading.Thread):
             return f"{type(error).__name__}: {error}"
 
     def _delivered(self, page: Page) -> None:
-        """Stores the position, whatever it takes: what has arrived is not to be sent again for a short outage."""
+        """Stores the position, retrying until stopped: a batch must not be sent again after a short outage."""
         while True:
             try:
-                unchanged = webhooks.delivered(self._database, self._hook.id, self._stored, page.position)
+                is_current = webhooks.delivered(self._database, self._hook.id, self._stored, page.position)
                 break
             except DatabaseUnavailable:
                 if self.stop.wait(0.5):
@@ -192,7 +192,7 @@ class _WebhookSender(threading.Thread):
         if self._failures:
             log.info("webhook.recovered", webhook=str(self._hook.id), failures=self._failures)
         self._failures = 0
-        self._moved(page.position, unchanged)
+        self._moved(page.position, is_current)
 
     def _failed(self, fault: str) -> None:
         self._failures += 1
@@ -215,7 +215,7 @@ class _WebhookSender(threading.Thread):
             self._office.news.wait(0.5)
 
     def _moved(self, position: str, mine: bool) -> None:
-        """Updates the position. `mine` False: the row was deleted or moved by another process; this sender stops."""
+        """Notes the stored position. `mine` False: another process changed the row, or it was removed; then stops."""
         self._position = self._stored = position
         self._stored_at = time.monotonic()
         if not mine:

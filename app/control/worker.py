@@ -51,10 +51,10 @@ log = structlog.get_logger()
 
 
 class Control:
-    """The control plane's threads, and the hands that they work with."""
+    """The control plane's threads, and the functions through which they act."""
 
     def __init__(self, settings: Settings) -> None:
-        from app.tasks.attempt import publish  # tasks import workers, and only here the other way
+        from app.tasks.attempt import publish  # not at the top: app.tasks imports workers
 
         self._settings = settings
         self._database = Database(settings.database())
@@ -77,7 +77,7 @@ class Control:
         self._samples = SampleMaker(self._database, store, partial(nudge, settings))
 
     def _resource_classes(self) -> list[ResourceClass]:
-        """The resource classes; none while the database is away."""
+        """Returns the resource classes; none while the database is unavailable."""
         try:
             with self._database.begin() as connection:
                 return list(classes.load(connection, self._settings).values())
@@ -85,27 +85,24 @@ class Control:
             return []
 
     def _names(self) -> set[str]:
-        """The providers of the settings, and those that a resource class names."""
+        """Returns the names of the providers in the settings and in resource classes."""
         chosen: set[str] = {self._settings.ephemeral_provider, self._settings.persistent_provider}
         return chosen.union(*({o.ephemeral_provider, o.persistent_provider} for o in self._resource_classes()))
 
     def queues(self, *_: Any, **__: Any) -> list[dict[str, str]]:
-        """The answer to Celery's inspection `active_queues`: the control queue, and those that are fed from here.
+        """Answers Celery's inspection `active_queues`: the control queue, and the queues that are filled from here.
 
-        Flower learns its list of queues from these answers alone, and ephemeral workers, without remote control, give
-        none.
+        Flower takes its list of queues only from these answers. Ephemeral workers, without remote control, give none.
         """
         names = [offer.name for offer in self._resource_classes()] or ["standard"]
         fed = [queue_of(mode, name) for name in names for mode in InstanceMode]
         placed = [
-            queue_at(queue_of(InstanceMode.PERSISTENT, name), host)
-            for host, class_names in self._hosts()
-            for name in class_names
+            queue_at(queue_of(InstanceMode.PERSISTENT, name), host) for host, served in self._hosts() for name in served
         ]
         return [{"name": name} for name in (CONTROL, *fed, *placed)]
 
     def _hosts(self) -> list[tuple[str, frozenset[str]]]:
-        """The hosts with standing instances, and their classes; none while the database is away."""
+        """Returns the hosts with standing instances, and their classes; none while the database is unavailable."""
         try:
             with self._database.begin() as connection:
                 return sorted(host_images.standing(connection).items())
@@ -113,7 +110,7 @@ class Control:
             return []
 
     def _provider(self, name: str) -> Provider:
-        """Returns a provider; opens one on first use if a class named it after the start."""
+        """Returns a provider; opens it at its first use if a resource class named it only after the start."""
         if name not in self._providers:
             self._providers = {**self._providers, name: providers.provider_named(name, self._settings)}
             if self._started:
@@ -137,7 +134,7 @@ class Control:
         self._thread("hosts", lambda: joining.keep(self._settings, self._database, self._stop))
         self._thread("samples", lambda: self._samples.run(self._stop))
         if self._settings.traces_url is not None:
-            from app.control.traces import Traces  # an extra's packages, which take their time to import
+            from app.control.traces import Traces  # packages of an extra, slow to import
 
             traces = Traces(self._database, self._settings.traces_url)
             self._thread("traces", lambda: traces.run(self._stop))
@@ -156,7 +153,7 @@ class Control:
             while not self._stop.is_set():
                 try:
                     work()
-                except Exception:  # a control thread must come back, whatever it met
+                except Exception:  # a control thread goes on after any error
                     log.exception("control.thread_failed", thread=name)
                     self._stop.wait(1.0)
 
@@ -166,23 +163,23 @@ class Control:
         return self._provider(provider).launch(requests)
 
     def _alive(self) -> dict[str, dict[UUID, str]]:
-        instances_of: dict[str, dict[UUID, str]] = {}
+        handles: dict[str, dict[UUID, str]] = {}
         for name, provider in self._providers.items():
             try:
-                instances_of[name] = provider.alive()
+                handles[name] = provider.alive()
             except InstanceFailed as error:
                 log.warning("control.provider_silent", provider=name, error=str(error))
-        return instances_of
+        return handles
 
     def _run_times(self) -> dict[str, dict[UUID, float | None]]:
-        """Returns start times for providers with a queue; one that does not answer has no known starts."""
-        started: dict[str, dict[UUID, float | None]] = {}
+        """Returns the run times of providers with a queue. If one does not answer, none of its instances are listed."""
+        times: dict[str, dict[UUID, float | None]] = {}
         for name, provider in self._providers.items():
             if isinstance(provider, QueueingProvider):
-                started[name] = {}
+                times[name] = {}
                 with suppress(InstanceFailed):
-                    started[name] = provider.started()
-        return started
+                    times[name] = provider.started()
+        return times
 
     def _terminate(self, provider: str, instance_id: UUID, handle: str) -> None:
         try:
@@ -200,7 +197,7 @@ class Control:
 
 
 def main() -> int:
-    """Works until told to stop."""
+    """Runs the worker until it is stopped. Returns its exit code."""
     settings = load()
     logs.configure(settings.log_level)
     control = Control(settings)
@@ -215,7 +212,7 @@ def main() -> int:
         loglevel=settings.log_level,
     )
     control.start()
-    gc.freeze()  # what stays for good is not looked at again by each full collection, which took 80 ms
+    gc.freeze()  # permanent objects: without this, each full collection took 80 ms for them
     try:
         worker.start()
     finally:

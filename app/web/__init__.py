@@ -1,1 +1,1 @@
-"""The web server: the HTTP API under /api/v1, and the pages that people look at."""
+"""The web server: the HTTP API under /api/v1, and the pages for browsers."""

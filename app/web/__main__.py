@@ -20,13 +20,13 @@ log = structlog.get_logger()
 
 _CONNECTIONS = 8
 _IDLE_ANSWER_S = 4.0
-"""With the five seconds for a new connection, a database that stands still is an error 503 within ten."""
+"""Seconds; with the five for a new connection, a hanging database gives an error 503 within ten."""
 _COLLECT_AFTER = 100_000
 """New objects between two garbage collections; at the default of 700 they take most of the time of a large request."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; returns 0, or the error's exit code."""
+    """Serves until SIGTERM or SIGINT. Returns 0, or the error's exit code."""
     parser = argparse.ArgumentParser(prog="python -m app.web", description=__doc__)
     parser.add_argument("--host", default=None, help="default: MEGAFLOW_BIND")
     parser.add_argument("--port", type=int, default=None, help="default: MEGAFLOW_WEB_PORT; 0 takes a free one")

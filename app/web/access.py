@@ -1,4 +1,4 @@
-"""Who asks: tokens in a header or a browser's cookie, scopes, cross-site requests, rates. docs/howto/web.md."""
+"""Authenticates requests: tokens in a header or a cookie, scopes, cross-site requests, rates. docs/howto/web.md."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ CSRF_HEADER = "x-csrf-token"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing."""
 STRANGERS_BYTES = 64 << 10
-"""Of the body of a request whose caller shows a secret of its own, or signs in."""
+"""Most bytes in the body of a request that carries a secret of its own, or that signs in."""
 _REMEMBERED_S = 5.0
-"""How long a token is believed without asking the database again: a revoked one works no longer than this."""
+"""Seconds that a token is cached without asking the database: a revoked one works no longer than this."""
 _REMEMBERED = 4096
 _UNCHECKED_S = 30.0
-"""How long a stream goes on while the database does not say whether its token is valid."""
+"""Seconds that a stream goes on while the database cannot confirm that its token is valid."""
 _STRANGERS_PER_S = 20.0
 _RATE_PER_S = 100.0
 _BURST = 400.0
 _MOST_OPEN = 100
-"""Streams of one user at once, and as many waits for the end of tasks."""
+"""Most streams of one user at once, and most waits for the end of tasks."""
 _FAILURES_PER_S = 0.2
 _FAILURES_BURST = 10.0
 
@@ -59,7 +59,7 @@ class WebUser:
 
     @property
     def csrf(self) -> str:
-        """What a form of this browser has to carry."""
+        """The secret that a form of this browser must carry."""
         return hmac.new(self.session.encode(), b"megaflow form", hashlib.sha256).hexdigest()
 
     def require(self, scope: Scope) -> None:
@@ -79,7 +79,7 @@ class _Bucket:
 
 @dataclass(slots=True)
 class Rates:
-    """Token buckets by name, the least recently used forgotten."""
+    """Token buckets by name; the least recently used are dropped."""
 
     per_s: float
     burst: float
@@ -87,7 +87,7 @@ class Rates:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def allows(self, name: str) -> bool:
-        """Whether one more is within the rate; then it is counted. For threads."""
+        """Whether one more request is within the rate; if so, counts it. Thread-safe."""
         with self._lock:
             now = time.monotonic()
             bucket = self._buckets.pop(name, None) or _Bucket(self.burst, now)
@@ -103,7 +103,7 @@ class Rates:
 
 
 class Access:
-    """Finds the caller of a request; remembers tokens for some seconds. For threads."""
+    """Finds the caller of a request; caches tokens for some seconds. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -113,36 +113,36 @@ class Access:
         self._failures = Rates(_FAILURES_PER_S, _FAILURES_BURST)
         self._open = Counter[tuple[str, str]]()
         self._streams = Counter[tuple[str, TokenKind]]()
-        self._lapsed: set[tuple[str, TokenKind]] = set()  # of the streams
+        self._lapsed: set[tuple[str, TokenKind]] = set()  # tokens of streams
         self._checked_at = 0.0
 
     def caller(self, request: HTTPConnection, scope: Scope) -> WebUser:
-        """The user of the request or the socket, who has the scope.
+        """Returns the user of the request or the socket; the token must have the scope.
 
         Raises: NotSignedIn, NotAllowed, TooManyRequests, DatabaseUnavailable.
         """
         secret, kind = _secret_of(request)
         if not secret:
             raise NotSignedIn("expected `Authorization: Bearer TOKEN` or a signed-in browser, found neither")
-        found = self._find(secret, kind, peer_of(request))
-        if not self._rates.allows(found.user_name):
-            most = f"{_RATE_PER_S:g} requests a second of {found.user_name}"
+        user = self._find(secret, kind, peer_of(request))
+        if not self._rates.allows(user.user_name):
+            most = f"{_RATE_PER_S:g} requests a second of {user.user_name}"
             raise TooManyRequests(f"expected at most {most}, found more; wait a moment")
-        found.require(scope)
-        if found.session and _changes(request):
+        user.require(scope)
+        if user.session and _changes(request):
             refuse_other_sites(request)
-        return found
+        return user
 
     def stranger(self, request: HTTPConnection) -> WebUser:
-        """One who has no token of a user: what is asked for shows a secret of its own. Raises: TooManyRequests."""
+        """Returns a caller without a user's token; the handler checks the request's secret. Raises: TooManyRequests."""
         if not self._strangers.allows(peer_of(request)):
             raise TooManyRequests(f"expected at most {_STRANGERS_PER_S:g} requests a second, found more; wait a moment")
         return WebUser(peer_of(request), frozenset())
 
     def _find(self, secret: str, kind: TokenKind, peer: str) -> WebUser:
         key, now = f"{kind.value} {secret}", time.monotonic()
-        if (kept := self._known.get(key)) is not None and now - kept[0] < _REMEMBERED_S:
-            return kept[1]
+        if (cached := self._known.get(key)) is not None and now - cached[0] < _REMEMBERED_S:
+            return cached[1]
         token = users.find_token(self._database, secret, kind)
         if token is None:
             self._known.pop(key, None)
@@ -150,14 +150,14 @@ class Access:
             raise NotSignedIn(
                 "expected a valid token, found an unknown or lapsed one; an administrator lists and makes them"
             )
-        found = WebUser(token.user_name, token.scopes, secret if kind is TokenKind.SESSION else "")
-        self._known[key] = (now, found)
+        user = WebUser(token.user_name, token.scopes, secret if kind is TokenKind.SESSION else "")
+        self._known[key] = (now, user)
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
-        return found
+        return user
 
     def check_open(self, caller: WebUser, what: str) -> None:
-        """Raises: TooManyRequests: the user has as many streams, or waits, as one may."""
+        """Raises: TooManyRequests: the user has the most streams, or waits, that are allowed."""
         if self._open[what, caller.user_name] >= _MOST_OPEN:
             raise TooManyRequests(
                 f"expected at most {_MOST_OPEN} open {what} of {caller.user_name}, found as many already; try again"
@@ -166,7 +166,7 @@ class Access:
 
     @contextmanager
     def counted(self, caller: WebUser, what: str) -> Iterator[None]:
-        """Count one more of the user's `streams` or `waits` during the block."""
+        """Counts one more of the user's `streams` or `waits` during the block."""
         self._open[what, caller.user_name] += 1
         try:
             yield
@@ -174,7 +174,7 @@ class Access:
             self._open[what, caller.user_name] -= 1
 
     async def lasting(self, request: HTTPConnection, caller: WebUser, pieces: AsyncIterable[Any]) -> AsyncIterator[Any]:
-        """A stream, while the caller's token is valid, as far as is known: without the database for some seconds."""
+        """Yields a stream while the caller's token is valid; without the database, for some more seconds."""
         token, begun = _secret_of(request), time.monotonic()
         self._streams[token] += 1
         try:
@@ -190,32 +190,32 @@ class Access:
                 self._lapsed.discard(token)
 
     def check_streams(self) -> None:
-        """Note whose token is valid no more, of all open streams in one query. Raises: DatabaseUnavailable."""
-        if open_now := [token for token in list(self._streams) if token[0]]:  # pages without a server have none
+        """Notes which tokens of open streams are no longer valid, in one query. Raises: DatabaseUnavailable."""
+        if open_now := [token for token in list(self._streams) if token[0]]:  # pages without a server have no token
             self._lapsed |= users.lapsed(self._database, open_now)
         self._checked_at = time.monotonic()
 
     def refuse_guessing(self, peer: str) -> None:
-        """Count a wrong secret of this address. Raises: TooManyRequests: there were many."""
+        """Counts a wrong secret from this address. Raises: TooManyRequests: there were many."""
         if not self._failures.allows(peer):
             raise TooManyRequests("expected a valid token, found many wrong ones from this address; wait a minute")
 
     def forget(self, session: str) -> None:
-        """A browser has signed out."""
+        """Drops the session of a browser that has signed out."""
         self._known.pop(f"{TokenKind.SESSION.value} {session}", None)
         if (token := (session, TokenKind.SESSION)) in self._streams:
             self._lapsed.add(token)
 
 
 class Reader(Access):
-    """Lets this process read what a user may, and change nothing: for pages that are made without a server."""
+    """Lets this process read what a user may read, and change nothing: for pages made without a server."""
 
     def __init__(self, database: Database, of: WebUser = WebUser(users.OWNER, frozenset(Scope))) -> None:
         super().__init__(database)
         self._reader = WebUser(of.user_name, of.scopes - {Scope.SUBMIT})
 
     def caller(self, request: HTTPConnection, scope: Scope) -> WebUser:
-        """The user without the right to submit. Raises: NotAllowed."""
+        """Returns the user without the right to submit. Raises: NotAllowed."""
         if _changes(request):
             raise NotAllowed("expected a request that reads, found one that changes something")
         self._reader.require(scope)
@@ -223,13 +223,13 @@ class Reader(Access):
 
 
 def check_form(caller: WebUser, given: str) -> None:
-    """Raises: NotAllowed: a browser's form without what our page puts into it."""
+    """Raises: NotAllowed: a browser's form lacks the secret that MegaFlow's pages put into it."""
     if caller.session and not hmac.compare_digest(given.encode(), caller.csrf.encode()):
         raise NotAllowed("expected a form of this site, found one without its secret; reload the page and try again")
 
 
 def _changes(request: HTTPConnection) -> bool:
-    """Whether it may change something: every socket may."""
+    """Whether the request may change something; every socket may."""
     return request.scope.get("method") not in SAFE
 
 
@@ -241,18 +241,19 @@ def _secret_of(request: HTTPConnection) -> tuple[str, TokenKind]:
 
 
 def peer_of(request: HTTPConnection) -> str:
-    """The address that it comes from."""
+    """Returns the client's address."""
     return request.client.host if request.client else ""
 
 
 def refuse_other_sites(request: HTTPConnection) -> None:
-    """Raises: NotAllowed: a browser says that another site's page sends this."""
+    """Raises: NotAllowed: according to the browser's headers, another site's page sends this."""
     site = request.headers.get("sec-fetch-site", "same-origin")
     origin = request.headers.get("origin")
     try:
         own = urlsplit(origin or "").netloc == request.headers.get("host", "")
-    except ValueError:  # no URL
+    except ValueError:  # not a URL
         own = False
-    foreign = not own if origin is not None else request.scope["type"] == "websocket"  # a browser's always has one
+    # Browsers always send an Origin when they open a websocket.
+    foreign = not own if origin is not None else request.scope["type"] == "websocket"
     if foreign or site not in ("same-origin", "none"):
         raise NotAllowed("expected a request of this site's own page, found one of another site")

@@ -1,6 +1,6 @@
 """Writes a run as a folder of static pages and data, to be looked at without a server: `megaflow bundle`.
 
-The pages are those of the web server, asked for in this process and saved under the names that their links then have.
+The pages are those of the web server, requested in this process. Their links are rewritten to the files' names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Report = Callable[[str], None]
 
 @dataclass
 class _Crawl:
-    """The pages of a run: what is to be fetched, and the file of each."""
+    """Pages of a run: those still to be fetched, and the file of each."""
 
     run_id: UUID
     folder: Path
@@ -52,9 +52,9 @@ class _Crawl:
     waiting: list[str] = field(default_factory=list)
 
     def file_of(self, path: str) -> str | None:
-        """The file of a path of the server, which is then fetched, too; None: it does not belong to the run."""
+        """Returns the file of a path of the server, and queues the path; None: it does not belong to the run."""
         parts = urlsplit(path)
-        query = "" if parts.path.endswith("/terminal") else parts.query  # where a player begins
+        query = "" if parts.path.endswith("/terminal") else parts.query  # the second at which a player begins
         key = parts.path + (f"?{query}" if query else "")
         if key not in self.files:
             if not self._belongs(parts.path):
@@ -91,20 +91,20 @@ class _Crawl:
 def write_bundle(
     settings: Settings, database: Database, run_id: UUID, to: Path, report: Report, access: Reader | None = None
 ) -> int:
-    """Write the run's pages and data into the new folder `to`; how many pages. access: None: it reads everything.
+    """Writes the run's pages and data into the new folder `to`. Returns the number of pages. access None: reads all.
 
     Raises: UnknownName; ExportRefused: `to` exists, or there are too many pages; ArtifactStoreUnavailable.
     """
     services = WebServices.of(settings, database)
     results.run_head(database, run_id)
-    found = results.results(database, results.task_ids(database, run_id))
+    tasks = results.results(database, results.task_ids(database, run_id))
     with new_place(to) as part:
         part.mkdir()
         crawl = _Crawl(
             run_id,
             part,
-            {str(one.task_id) for one in found},
-            {str(attempt.id) for one in found for attempt in one.attempts},
+            {str(one.task_id) for one in tasks},
+            {str(attempt.id) for one in tasks for attempt in one.attempts},
         )
         start = crawl.file_of(f"/runs/{run_id}")
         asyncio.run(_fetch(application(settings, database, access=access or Reader(database)), crawl, report))
@@ -113,15 +113,15 @@ def write_bundle(
             f'<title>run</title><a href="{start}">The run</a>\n'
         )
         with (part / "results.jsonl").open("w") as lines:
-            lines.writelines(f"{one.model_dump_json()}\n" for one in found)
+            lines.writelines(f"{one.model_dump_json()}\n" for one in tasks)
         export(ExportSource(database, services.store, run_id), ExportFormat.CSV, part / "results.csv")
     return len(crawl.files)
 
 
 async def _fetch(app: Starlette, crawl: _Crawl, report: Report) -> None:
-    """Every page that another one links to, each once."""
+    """Fetches every page that another one links to, each once."""
     transport = httpx.ASGITransport(app=app)
-    done = 0
+    written = 0
     async with httpx.AsyncClient(transport=transport, base_url=_HOST, follow_redirects=False, timeout=60) as client:
         while crawl.waiting:
             key = crawl.waiting.pop()
@@ -131,13 +131,13 @@ async def _fetch(app: Starlette, crawl: _Crawl, report: Report) -> None:
             is_page = reply.headers.get("content-type", "").startswith("text/html")
             content = "".join(_rewritten(reply.text, crawl, crawl.files[key])).encode() if is_page else reply.content
             file.write_bytes(content)
-            done += 1
-            if done % 200 == 0:
-                report(f"{done} pages written, {len(crawl.waiting)} known to be left")
+            written += 1
+            if written % 200 == 0:
+                report(f"{written} pages written, {len(crawl.waiting)} known to be left")
 
 
 def _rewritten(page: str, crawl: _Crawl, file: str) -> Iterator[str]:
-    """A page whose links lead to files of the bundle; without forms, and without what a server renews."""
+    """Yields a page with links to files of the bundle, without forms and without the parts that a server updates."""
     for pattern in (_LIVE, _HEADER, _FORM, _TRAIL):
         page = pattern.sub("", page)
     here = posixpath.dirname(file)

@@ -1,4 +1,4 @@
-"""What a handler gets: the services, the caller, and what the request says, checked."""
+"""Defines the context of a handler: the services, the caller, and the checked request."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from app.web.live import Live
 
 _RUN = re.compile(r":run:([^:*]+)")
 _USERS = re.compile(r"quota:|.*:user:")
-"""In the names of limits."""
+"""Names of limits that belong to users."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebServices:
-    """What all requests share."""
+    """Services that all requests share."""
 
     settings: Settings
     database: Database
@@ -44,12 +44,12 @@ class WebServices:
 
 @dataclass(frozen=True, slots=True)
 class WebCall:
-    """One request to a handler."""
+    """A request to a handler, with its services and its caller."""
 
     services: WebServices
     caller: WebUser
     path: Mapping[str, str]
-    query: Any = None  # as the operation's model has it
+    query: Any = None  # parsed by the operation's model
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -59,71 +59,71 @@ class WebCall:
 
     @property
     def flow(self) -> MegaFlow:
-        """The client; one who administers nothing may have registered URLs of models called, and no others."""
+        """The client; unless the caller is an administrator, it calls only registered URLs of models."""
         if self.caller.administers or self.services.settings.shared_installation:
             return self.services.flow
         return MegaFlow(self.services.settings.model_copy(update={"shared_installation": True}), self.database)
 
     @property
     def whose(self) -> str | None:
-        """The user whose runs the caller may see; None: everybody's."""
+        """The user whose runs the caller may see; None: all users."""
         return None if self.caller.administers else self.caller.user_name
 
     def run(self, name: str | None = None) -> UUID:
-        """The run that the path names, or of a given name. Raises: UnknownName: none, or another user's."""
+        """Returns the run that the path, or `name`, names. Raises: UnknownName: none, or another user's."""
         name = self.path["run"] if name is None else name
         return names.find(self.database, "runs", name, user_name=self.whose)
 
     def task(self, name: str | None = None) -> UUID:
-        """The task that the path names. Raises: UnknownName: none, or of another user's run."""
+        """Returns the task that the path, or `name`, names. Raises: UnknownName: none, or of another user's run."""
         name = self.path["task"] if name is None else name
         return names.find(self.database, "tasks", name, user_name=self.whose)
 
     def check_tasks(self, task_ids: list[UUID]) -> None:
-        """Raises: UnknownName: a task that is not there, or is of another user."""
+        """Raises: UnknownName: a task does not exist, or belongs to another user."""
         statement = "SELECT id FROM tasks WHERE id = ANY(:ids) AND (:all OR user_name = :user)"
         values = {"ids": task_ids, "all": self.caller.administers, "user": self.caller.user_name}
         with self.database.begin() as connection:
-            found = set(sql(connection, statement, values).scalars())
-        if missing := [one for one in task_ids if one not in found]:
+            known = set(sql(connection, statement, values).scalars())
+        if missing := [one for one in task_ids if one not in known]:
             raise UnknownName(f"unknown task {missing[0]}")
 
     def visible(self, uses: Sequence[Use]) -> list[Use]:
-        """Limits as the caller may see them: without those of other users, and without who holds a place."""
+        """Returns the limits that the caller may see: not those of other users, and without the holders of places."""
         if self.whose is None:
             return list(uses)
-        own, runs = f":{self.whose}", self._own_of({found[1] for use in uses if (found := _RUN.search(use.name))})
+        own, runs = f":{self.whose}", self._own_of({match[1] for use in uses if (match := _RUN.search(use.name))})
         return [
             replace(use, oldest_attempt=None, oldest_since=None)
             for use in uses
-            if (found[1] in runs if (found := _RUN.search(use.name)) else not _USERS.match(use.name))
+            if (match[1] in runs if (match := _RUN.search(use.name)) else not _USERS.match(use.name))
             or use.name.endswith(own)
         ]
 
     def _own_of(self, run_ids: set[str]) -> set[str]:
-        """Those of the caller's runs."""
+        """Returns the ids of those runs that belong to the caller."""
         statement = "SELECT id::text FROM runs WHERE user_name = :user AND id::text = ANY(:ids)"
         with self.database.begin() as connection:
             return set(sql(connection, statement, {"user": self.whose, "ids": sorted(run_ids)}).scalars())
 
     def story(self, task_id: UUID) -> TaskStory:
-        """A task's time as the caller may see it: without who else waits, or holds what it waits for."""
+        """Returns a task's story as the caller may see it: without other tasks that wait, or hold what it waits for."""
         story = explain.task(self.database, self.services.settings, task_id)
         if self.whose is None or story.now is None:
             return story
         if (place := story.now.place) is not None:
             return replace(story, now=replace(story.now, place=replace(place, beside=())))
-        bounds = tuple(replace(one, why="") for one in story.now.bounds)  # of an attempt: why tells who holds it
+        bounds = tuple(replace(one, why="") for one in story.now.bounds)  # of an attempt: `why` names the holder
         return replace(story, now=replace(story.now, bounds=bounds))
 
     def note(self, action: str, subject: object, reason: str = "", **data: Any) -> str:
-        """Put on record what the caller did, whose next page shows it; to what."""
+        """Records an action of the caller, so that the caller's next page shows it. Returns the subject."""
         record_action(self.database, self.caller.user_name, action, [str(subject)], reason, **data)
         self.services.live.forget()
         return str(subject)
 
     def note_each(self, action: str, subjects: Sequence[object], reason: str) -> None:
-        """Put on record what the caller did to several things, if there are any."""
+        """Records an action of the caller on several subjects, if there are any."""
         if subjects:
             record_action(self.database, self.caller.user_name, action, list(map(str, subjects)), reason)
             self.services.live.forget()

@@ -1,4 +1,4 @@
-"""What the last `make chaos` of this user found, as tests/chaos/report.py writes it."""
+"""Reads the report of this user's last `make chaos`, which tests/chaos/report.py writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 
 class ChaosCase(BaseModel):
-    """What came of one case."""
+    """The result of one case."""
 
     case: str
     about: str
@@ -32,12 +32,12 @@ class ChaosReport(BaseModel):
 
 
 def file_of(home: Path) -> Path:
-    """Where the page looks for it."""
+    """Returns the path of the report."""
     return home / "chaos.json"
 
 
 def read(home: Path) -> ChaosReport | str:
-    """The newest report, or why it is unknown."""
+    """Returns the newest report, or the reason why there is none."""
     try:
         return ChaosReport.model_validate_json(file_of(home).read_bytes())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Tells many viewers of one change with one look at the database: a page's moving part is made once for all of them."""
+"""Updates many viewers with one query of the database: a page's live part is made once for all of them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from app.ledger.events import OUTCOME
 log = structlog.get_logger()
 
 _LOOK_S = 1.0
-"""Between two looks at the database, on average, however many view what."""
+"""Seconds between two reads of the database on average, for any number of viewers and topics."""
 _CHANGE_S = 0.5
-"""After a message that tasks ended: more of them are one change."""
+"""Seconds after a message that tasks ended: ends within them count as one change."""
 _STOP_S = 0.2
-"""How long a server that is told to stop, and a new topic, may wait for the next look."""
+"""Seconds that a stopping server, or a new topic, may wait for the next read."""
 _ALIVE_S = 5.0
-"""A stream says at least this often that it lives."""
+"""Most seconds without a sign of life in a stream."""
 _KEPT = 64
-"""Texts that are kept for pages."""
+"""Most texts that are cached for pages."""
 
 
 @dataclass(slots=True)
 class _Topic:
-    """A part of a page that several viewers see: its newest text, with a number that goes up."""
+    """A part of a page that several viewers see: its newest text, with a version number."""
 
     make: Callable[[], str]
     viewers: int = 0
@@ -47,7 +47,7 @@ class _Topic:
 
 
 class Live:
-    """Looks for new events in a thread of its own; wakes streams of the event loop that started it."""
+    """Reads new events in a thread of its own; wakes streams of the event loop that started it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -61,54 +61,54 @@ class Live:
         self._thread: threading.Thread | None = None
         self._beside: Callable[[], None] = lambda: None
         self.looks = 0
-        """How often the database was asked for changes."""
+        """Number of reads of the database."""
 
     def start(self, beside: Callable[[], None] = lambda: None) -> None:
-        """Begin to look. Call within the event loop. beside: reads in the transaction of each look."""
+        """Starts the thread. Call within the event loop. beside: a function called in the transaction of each read."""
         self._beside = beside
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._look, name="live", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and all streams."""
+        """Ends the thread and all streams."""
         self._stop.set()
         self._tell({})
         if self._thread is not None:
             self._thread.join(10)
 
     async def changes(self) -> AsyncGenerator[int, None]:
-        """A number for each change of the ledger, at once for the first; also when nothing changed for some seconds."""
+        """Yields a number at once, then after each change of the ledger; also when nothing changed for some seconds."""
         while not self._stop.is_set():
             change, waiting = self._change, self._changed
             yield change
-            if change != self._change:  # meanwhile
+            if change != self._change:  # changed meanwhile
                 continue
             with suppress(TimeoutError):
                 await asyncio.wait_for(waiting.wait(), _ALIVE_S)
 
     def text(self, key: str, make: Callable[[], str]) -> str:
-        """A topic's text now, for a page: what its viewers have, or made at most once after each change."""
-        if (kept := self._fresh(key)) is not None:
-            return kept
+        """Returns a topic's text for a page: the text of its viewers, or one made at most once after each change."""
+        if (cached := self._fresh(key)) is not None:
+            return cached
         change, text = self._change, make()
         self._keep(key, change, text)
         return text
 
     def forget(self) -> None:
-        """Have texts made anew: a caller of this server just changed something."""
+        """Drops the cached texts: a caller of this server just changed something."""
         self._kept.clear()
         self._again = True
 
     async def texts(self, key: str, make: Callable[[], str]) -> AsyncIterator[str]:
-        """The text of a topic now, then each time it differs after a change; empty: nothing new, to show life.
+        """Yields the text of a topic now, then each time it differs after a change; an empty text is a sign of life.
 
-        make: makes the text, in the thread that looks; called once for all viewers of the key.
+        make: makes the text in this object's thread; called once for all viewers of the key.
         """
         topic = self._topics.setdefault(key, _Topic(make))
         topic.viewers += 1
-        if (kept := self._fresh(key)) is not None:
-            topic.show(kept)
+        if (cached := self._fresh(key)) is not None:
+            topic.show(cached)
         shown = 0
         try:
             async for _ in self.changes():
@@ -125,8 +125,8 @@ class Live:
                 self._topics.pop(key, None)
 
     def _fresh(self, key: str) -> str | None:
-        kept = self._kept.get(key)
-        return kept[1] if kept is not None and kept[0] == self._change and self.looks else None
+        cached = self._kept.get(key)
+        return cached[1] if cached is not None and cached[0] == self._change and self.looks else None
 
     def _keep(self, key: str, change: int, text: str) -> None:
         self._kept[key] = (change, text)
@@ -134,7 +134,7 @@ class Live:
             self._kept.pop(old, None)
 
     def _look(self) -> None:
-        """Until `stop`, look once a second. A message that tasks ended is told at once; the next look comes early."""
+        """Reads once a second until `stop`. A message that tasks ended wakes streams at once; the next read is soon."""
         listener, newest, due = Listener(self._database, OUTCOME), None, time.monotonic()
         while not self._stop.is_set():
             try:
@@ -155,23 +155,23 @@ class Live:
         listener.close()
 
     def _read(self, newest: int | None) -> int | None:
-        """The newest event; where it is another one, all that is watched is made anew, as of one moment."""
+        """Returns the id of the newest event. If it is new, makes the texts of all topics, in one snapshot."""
         again, self._again = self._again, False
         with self._database.snapshot() as connection:
-            found: int | None = sql(connection, "SELECT max(id) FROM events").scalar()
+            latest: int | None = sql(connection, "SELECT max(id) FROM events").scalar()
             self.looks += 1
             self._beside()
-            changed = again or found != newest
-            made: dict[str, str | Exception] = {}
+            changed = again or latest != newest
+            texts: dict[str, str | Exception] = {}
             for key, topic in list(self._topics.items()):
                 if changed or not topic.number:
-                    made[key] = _made(topic)
-                    if isinstance(made[key], Exception):  # perhaps of the transaction: the others in the next one
+                    texts[key] = _made(topic)
+                    if isinstance(texts[key], Exception):  # the transaction may have failed: others in the next one
                         self._again = True
                         break
-        if changed or made:
-            self._tell(made)
-        return found
+        if changed or texts:
+            self._tell(texts)
+        return latest
 
     def _tell(self, made: Mapping[str, str | Exception]) -> None:
         if self._loop is None or self._loop.is_closed():

@@ -1,7 +1,7 @@
 """A server of the Model Context Protocol, for assistants that look at runs: read-only, over the same HTTP API.
 
-Without `content` it tells metadata alone: of what an agent, a task or a dataset wrote, names reach the assistant and no
-more, so that no text can instruct it.
+Without `content` it returns metadata alone. Of the texts of agents, tasks and datasets, only names reach the assistant,
+so that no text can instruct it.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _MOST_NAME = 200
 
 
 def client_of(settings: Settings, database: Database) -> httpx.AsyncClient:
-    """Asks the API in this process, as a reader of everything."""
+    """Returns a client of the API in this process, which may read everything."""
     app = application(settings, database, access=Reader(database))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=f"http://megaflow{PREFIX}", timeout=60)
 
 
 def remote_client(url: str, token: str) -> httpx.AsyncClient:
-    """Asks a server, as the token's user."""
+    """Returns a client of a remote server, with the token's rights."""
     headers = {"Authorization": f"Bearer {token}"}
     return httpx.AsyncClient(base_url=url.rstrip("/") + PREFIX, headers=headers, timeout=60, trust_env=False)
 
 
 def server(client: httpx.AsyncClient, *, content: bool = False) -> MCPServer:
-    """The tools. content: also texts of verdicts, failures and artifacts."""
-    made = MCPServer("megaflow", version=metadata.version("megaflow"), instructions=INSTRUCTIONS)
+    """Returns the server with its tools. content: also texts of verdicts, failures and artifacts."""
+    mcp_server = MCPServer("megaflow", version=metadata.version("megaflow"), instructions=INSTRUCTIONS)
 
     async def get(path: str, **query: Any) -> Any:
         reply = await client.get(path, params={name: one for name, one in query.items() if one is not None})
@@ -58,58 +58,58 @@ def server(client: httpx.AsyncClient, *, content: bool = False) -> MCPServer:
     def task(found: Mapping[str, Any]) -> dict[str, Any]:
         return dict(found) if content else task_metadata(found)
 
-    @made.tool()
+    @mcp_server.tool()
     async def list_runs(limit: int = 20) -> list[dict[str, Any]]:
-        """Runs, newest first: counts of tasks by state, how many were scored and solved."""
+        """Lists runs, newest first: counts of tasks by state, how many were scored and solved."""
         return [_named(run) for run in await get("/runs", limit=limit)]
 
-    @made.tool()
+    @mcp_server.tool()
     async def run_status(run: str) -> dict[str, Any]:
-        """Where one run stands. run: its name, id, the end of the id, or `latest`."""
+        """Shows the state of one run. run: its name, id, the end of the id, or `latest`."""
         return _named(await get(f"/runs/{quote(run, safe='')}"))
 
-    @made.tool()
+    @mcp_server.tool()
     async def list_tasks(run: str, state: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
-        """A run's tasks with ends and rewards. state: pending, admitted, running, succeeded, failed or cancelled."""
+        """Lists a run's tasks with rewards. state: pending, admitted, running, succeeded, failed or cancelled."""
         return [task(one) for one in await get(f"/runs/{quote(run, safe='')}/tasks", state=state, limit=limit)]
 
-    @made.tool()
+    @mcp_server.tool()
     async def show_task(task_id: str) -> dict[str, Any]:
-        """One task with all its attempts."""
+        """Shows one task with all its attempts."""
         return task(await get(f"/tasks/{quote(task_id, safe='')}"))
 
-    @made.tool()
+    @mcp_server.tool()
     async def explain_run(run: str) -> dict[str, Any]:
-        """Where a run's time went by phase, which limits it waited for, and what holds the rest up."""
+        """Explains a run's time by phase, the limits that it waited for, and what delays the rest."""
         return _named(await get(f"/runs/{quote(run, safe='')}/explanation"))
 
-    @made.tool()
+    @mcp_server.tool()
     async def report_run(run: str) -> dict[str, Any]:
-        """A run's pass rate with its interval, loss by cause, cost, and what the numbers depend on."""
+        """Reports a run's pass rate with its interval, loss by cause, cost, and what the numbers depend on."""
         found = await get(f"/runs/{quote(run, safe='')}/report", allow_loss="true")
         return {name: one for name, one in found.items() if content or name not in ("flaky", "provenance")}
 
     if content:
-        _add_reading(made, client)
-    return made
+        _add_reading(mcp_server, client)
+    return mcp_server
 
 
 def _add_reading(made: MCPServer, client: httpx.AsyncClient) -> None:
-    """The tool that reads what agents wrote."""
+    """Adds the tool that reads texts of agents."""
 
     @made.tool()
     async def read_artifact(attempt_id: str, kind: str, offset: int = 0) -> str:
-        """A piece of an artifact as text. kind: patch, trajectory, agent_log, test_report, verdict, …"""
-        asked = {"Range": f"bytes={offset}-{offset + _MOST_BYTES - 1}"}
+        """Reads a piece of an artifact as text. kind: patch, trajectory, agent_log, test_report, verdict, …"""
+        headers = {"Range": f"bytes={offset}-{offset + _MOST_BYTES - 1}"}
         path = f"/attempts/{quote(attempt_id, safe='')}/artifacts/{quote(kind, safe='')}"
-        reply = await client.get(path, headers=asked)
+        reply = await client.get(path, headers=headers)
         if reply.status_code not in (200, 206):
             raise ToolError(clean(str(reply.json()["error"]["message"])))
         return clean(reply.content[:_MOST_BYTES].decode(errors="replace"))
 
 
 def task_metadata(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A task without what it, its agent or its grading wrote."""
+    """Returns a task without the texts of the task, its agent and its grading."""
     return {
         **_only(found, _TASK),
         "verdict": _only(found.get("verdict") or {}, _VERDICT),
@@ -126,7 +126,7 @@ def _only(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _error(found: Mapping[str, Any]) -> str | None:
-    """The class of a failure; its message may be a task's text."""
+    """Returns the class of a failure, without its message, which may be a task's text."""
     failure = found.get("failure")
     return None if failure is None else str(failure.get("error"))
 

@@ -1,4 +1,4 @@
-"""Reads recordings of terminals, and says whether a player may be given one: its bytes may be anything."""
+"""Reads recordings of terminals, and checks whether a player can show one: their bytes are not trusted."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from app.errors import SpecInvalid
 from app.texts import clean
 
 MOST_BYTES = 8 << 20
-"""Of a recording that is read: twice what a worker and a grader may make."""
+"""Most bytes of a recording that is read: twice what a worker and a grader may make."""
 _MOST_TEXT = 1 << 20
-"""Characters of it that are shown as text."""
+"""Most characters of a recording that are shown as text."""
 _MOST_CELLS = {"width": 200, "height": 100}
 _MOST_COMMANDS = 5000
 _LATEST = 1e10
-"""Seconds, also since 1970."""
+"""Largest time in seconds, since a recording's begin or since 1970."""
 _MOST_EVENTS = 200_000
 _LONGEST_EVENT = 512 << 10
 _LARGE_NUMBERS = re.compile(r"(?:\x1b\[|\x9b)(?!\?)[^@-~]{0,64}?\d{4}")
 _REPEATED = re.compile(r"(?:\x1b\[|\x9b)(\d+)[ILMPSTXZb@]")
-"""A sequence that does something so often."""
+"""Escape sequences that repeat something a number of times."""
 _MOST_REPEATED = 500_000
-"""In one recording. Above a million lines in one event the player's memory is full (measured), and minutes are gone."""
+"""Most repetitions in one recording. A million lines in one event fill a player's memory, after minutes (measured)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunCommand:
-    """A command: seconds since the recording's begin, whose it is, how it ended (empty: well), its first line."""
+    """A command: seconds since the recording's begin, its stage, how it ended (empty: well), its first line."""
 
     begun_s: float
     ended_s: float
@@ -42,7 +42,7 @@ class RunCommand:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A recording. began: seconds since 1970. unplayable: why no player is given it; empty: it may be."""
+    """A recording. began: seconds since 1970. unplayable: why a player cannot show it; empty: a player can."""
 
     began: float
     commands: tuple[RunCommand, ...]
@@ -52,12 +52,12 @@ class Recording:
 
 
 def read_header(content: bytes) -> Recording:
-    """What the first line says. Raises: SpecInvalid: it is none, or too long."""
+    """Reads the first line. Raises: SpecInvalid: it is no header, or the recording is too long."""
     return _header(_checked(content).partition(b"\n")[0])
 
 
 def read_recording(content: bytes) -> Recording:
-    """All of it, with what it shows as text. Raises: SpecInvalid: it has no readable first line, or is too long."""
+    """Reads all of it, with the text that it shows. Raises: SpecInvalid: no readable first line, or too long."""
     first, _, rest = _checked(content).partition(b"\n")
     header = _header(first)
     parts, size, why, last, repeated = list[str](), 0, header.unplayable, 0.0, 0
@@ -70,7 +70,7 @@ def read_recording(content: bytes) -> Recording:
             break
         last = event[0]
         if event[1] == "o":
-            repeated += sum(int(found[1][:9]) for found in _REPEATED.finditer(event[2]))
+            repeated += sum(int(match[1][:9]) for match in _REPEATED.finditer(event[2]))
             if len(event[2]) > _LONGEST_EVENT or repeated > _MOST_REPEATED or _LARGE_NUMBERS.search(event[2]):
                 why = why or f"what is written by line {number + 2} would keep a player busy for long"
             if size <= _MOST_TEXT:
@@ -87,20 +87,20 @@ def _checked(content: bytes) -> bytes:
 
 
 def _header(line: bytes) -> Recording:
-    found = _json(line)
-    if not isinstance(found, dict) or found.get("version") != 2 or not _is_time(found.get("timestamp")):
+    header = _json(line)
+    if not isinstance(header, dict) or header.get("version") != 2 or not _is_time(header.get("timestamp")):
         raise SpecInvalid("expected a recording of a terminal (asciicast, version 2), found something else")
     why = ""
     for name, most in _MOST_CELLS.items():
-        if type(found.get(name)) is not int or not 0 < found[name] <= most:
-            why = f"expected a {name} of 1 to {most}, found {str(found.get(name))[:20]!r}"
-    if set(found) - {"version", "width", "height", "timestamp", "idle_time_limit", "commands"} or not _is_time(
-        found.get("idle_time_limit", 1)
+        if type(header.get(name)) is not int or not 0 < header[name] <= most:
+            why = f"expected a {name} of 1 to {most}, found {str(header.get(name))[:20]!r}"
+    if set(header) - {"version", "width", "height", "timestamp", "idle_time_limit", "commands"} or not _is_time(
+        header.get("idle_time_limit", 1)
     ):
         why = "its first line has unknown fields"
-    rows = found.get("commands")
+    rows = header.get("commands")
     commands = tuple(_commands(rows[:_MOST_COMMANDS] if isinstance(rows, list) else []))
-    return Recording(float(found["timestamp"]), commands, unplayable=why)
+    return Recording(float(header["timestamp"]), commands, unplayable=why)
 
 
 def _commands(rows: list[Any]) -> Iterator[RunCommand]:
@@ -112,9 +112,9 @@ def _commands(rows: list[Any]) -> Iterator[RunCommand]:
 
 
 def _event(line: bytes) -> tuple[float, str, str] | None:
-    found = _json(line)
-    if isinstance(found, list) and len(found) == 3 and _is_time(found[0]):
-        at, kind, text = found
+    event = _json(line)
+    if isinstance(event, list) and len(event) == 3 and _is_time(event[0]):
+        at, kind, text = event
         if kind in ("o", "m") and isinstance(text, str):
             return float(at), kind, text
     return None

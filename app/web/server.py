@@ -1,4 +1,4 @@
-"""The ASGI application: routes of the API and of the pages, what every answer carries, and errors."""
+"""Defines the ASGI application: routes of the API and of the pages, headers of every response, and errors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ STATUS: Mapping[type[MegaFlowError], int] = {
 
 
 def application(settings: Settings, database: Database, access: Access | None = None) -> Starlette:
-    """The server over one ledger. Raises: SettingsInvalid, ArtifactStoreUnavailable."""
+    """Returns the application over one ledger. Raises: SettingsInvalid, ArtifactStoreUnavailable."""
     hosts = None if access is not None else hosts_of(settings)
     services, access = WebServices.of(settings, database), access or Access(database)
 
@@ -115,13 +115,13 @@ def application(settings: Settings, database: Database, access: Access | None = 
 
 
 def hosts_of(settings: Settings) -> frozenset[str]:
-    """Names under which browsers find the server: another one may be a page's that had its name lead here."""
+    """Returns the server's host names. Another name may belong to a site whose DNS entry leads here."""
     own = urlsplit(settings.web_base()).hostname or ""
     return frozenset({"localhost", own, settings.bind})
 
 
 class _KnownHosts:
-    """Refuses requests for another host: only addresses, and the names that are ours. hosts None: all may ask."""
+    """Refuses requests for other hosts: allows addresses and the given names. hosts None: allows all."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:
         self._app, self._hosts = app, hosts
@@ -130,15 +130,15 @@ class _KnownHosts:
         if scope["type"] in ("http", "websocket") and self._hosts is not None:
             host = _host_of(HTTPConnection(scope).headers.get("host", ""))
             if host not in self._hosts and not _is_address(host):
-                found = f"found {host[:100]!r}; MEGAFLOW_WEB_URL names the server's address"
-                message = f"expected one of the server's hosts, {found}"
+                detail = f"found {host[:100]!r}; MEGAFLOW_WEB_URL names the server's address"
+                message = f"expected one of the server's hosts, {detail}"
                 await PlainTextResponse(message, 421)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
 def _host_of(header: str) -> str:
-    """The name without its port; as it was given, where it is none."""
+    """Returns the host name without its port; the header unchanged if it has no valid one."""
     try:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:
@@ -172,8 +172,8 @@ class _Headers:
                     (b"cross-origin-opener-policy", b"same-origin"),
                 ]
                 if b"cache-control" not in names:
-                    kept = b"public, max-age=3600" if scope["path"].startswith("/static/") else b"no-store"
-                    headers.append((b"cache-control", kept))
+                    caching = b"public, max-age=3600" if scope["path"].startswith("/static/") else b"no-store"
+                    headers.append((b"cache-control", caching))
                 message["headers"] = headers
             await send(message)
 
@@ -185,8 +185,8 @@ def _answer(request: Request, status: int, kind: str, message: str) -> Response:
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
         return JSONResponse({"error": {"type": kind, "message": message}}, status_code=status, headers=headers)
     if status == 401 and request.method == "GET":
-        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return RedirectResponse(f"/sign-in?next={quote(wanted, safe='')}", status_code=303)
+        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse(f"/sign-in?next={quote(target, safe='')}", status_code=303)
     return error_page(status, message)
 
 
@@ -206,17 +206,17 @@ def _gone(request: Request, error: Exception) -> Response:
 
 
 def _not_storable(request: Request, error: Exception) -> Response:
-    """A text with a NUL character, a number out of range: nothing that a name or a reason could be."""
+    """Answers 422 for values that PostgreSQL cannot hold: a NUL character, a number out of range."""
     nothing = "" if request.method in SAFE else "; nothing was changed"
     return _answer(request, 422, "SpecInvalid", f"expected values that PostgreSQL can hold{nothing}")
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    """The traceback is in the log alone."""
+    """Answers 500; the traceback is only in the log."""
     return _answer(request, 500, "MegaFlowError", f"expected no fault, found {type(error).__name__}: the log has more")
 
 
 def _no_such(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    found = f"{request.method} {request.url.path}"[:300]
-    return _answer(request, error.status_code, "UnknownName", f"expected a page or route of this server, found {found}")
+    route = f"{request.method} {request.url.path}"[:300]
+    return _answer(request, error.status_code, "UnknownName", f"expected a page or route of this server, found {route}")

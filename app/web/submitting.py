@@ -1,7 +1,7 @@
-"""What a user who administers nothing may ask of a submission: nothing that reads or runs on the server itself.
+"""Checks submissions of users who are no administrators: nothing may read files or run on the server itself.
 
-Datasets go by their names, runs by those of the user, and no task runs on a host without isolation. Models are called
-at registered URLs alone: `WebCall.flow`.
+Datasets are given by name, runs must be the user's own, and no task runs on a host without isolation. Models are called
+only at registered URLs: `WebCall.flow`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9._/-]+))?")
 
 
 def permitted(call: WebCall, submission: Submission) -> Submission:
-    """The submission, with the runs that it names by their ids.
+    """Returns the submission, with names of runs replaced by their ids.
 
     Raises: NotAllowed, DatasetUnknown: a path, a host without isolation, an inner network; UnknownName: another user's
         run; OptionInvalid: a kind of environments that is not configured.
@@ -66,12 +66,12 @@ def _refuse_absent(call: WebCall, kind: EnvironmentKind) -> None:
 
 
 def permitted_model(call: WebCall, model: ModelChoice | str | None) -> ModelChoice | None:
-    """The model; a recorded run that it names, by its id. Raises: UnknownName: another user's."""
+    """Returns the model, with a recorded run's name replaced by its id. Raises: UnknownName: another user's run."""
     chosen = ModelChoice(name=model) if isinstance(model, str) else model
     if call.caller.administers or chosen is None:
         return chosen
-    beside = tuple(_permitted_replay(call, one) for one in chosen.side_models)
-    chosen = chosen.model_copy(update={"name": _permitted_replay(call, chosen.name), "side_models": beside})
+    side_models = tuple(_permitted_replay(call, one) for one in chosen.side_models)
+    chosen = chosen.model_copy(update={"name": _permitted_replay(call, chosen.name), "side_models": side_models})
     if not chosen.name.startswith(PREFIX):
         return chosen
     run, at, agent = chosen.name.removeprefix(PREFIX).partition("@")
@@ -79,16 +79,16 @@ def permitted_model(call: WebCall, model: ModelChoice | str | None) -> ModelChoi
 
 
 def _permitted_replay(call: WebCall, name: str) -> str:
-    """The model's name, a run that it plays by its id: its answers and refusals quote what was said in that run.
+    """Returns the model's name, with the run that it replays as an id: its answers and refusals quote that run.
 
-    Raises: UnknownName: no run of the user, in the same words whether it is another's or none.
+    Raises: UnknownName: no run of the user. The message is the same for another user's run as for a missing one.
     """
     provider, slash, bare = name.rpartition("/")  # as the replay engine reads it
     if not bare.startswith(_REPLAY):
         return name
     with suppress(UnknownName):
         run_id = str(call.run(bare.removeprefix(_REPLAY)))
-        if (call.services.settings.recordings / run_id).is_dir():  # else the engine would name all that there are
+        if (call.services.settings.recordings / run_id).is_dir():  # else the engine would list all recorded runs
             return f"{provider}{slash}{_REPLAY}{run_id}"
     raise UnknownName(
         f"model {name[:200]!r}: expected a recorded run of your own after {_REPLAY!r}, found none; scripts go by the"
@@ -97,7 +97,7 @@ def _permitted_replay(call: WebCall, name: str) -> str:
 
 
 def refuse_priority(call: WebCall, priority: int) -> None:
-    """Raises: NotAllowed: it would go before the tasks of other users, whose fair share counts after it."""
+    """Raises: NotAllowed: a priority above 0 overrides the fair share of other users."""
     if priority > 0 and not call.caller.administers:
         raise NotAllowed(
             f"expected a priority of at most 0, found {priority}: one above 0 goes before the fair share of all users"
@@ -106,10 +106,10 @@ def refuse_priority(call: WebCall, priority: int) -> None:
 
 
 def _refuse_paths(dataset: str) -> None:
-    """Raises: DatasetUnknown: what is no name of a known dataset could be a file of this machine."""
+    """Raises: DatasetUnknown: anything but the name of a known dataset could be a file of this machine."""
     for one in map(str.strip, dataset.split(",")):
-        found = _NAMED.fullmatch(one)
-        if found is None or not (one == "demo" or found[1] in CATALOGUE) or ".." in one:
+        match = _NAMED.fullmatch(one)
+        if match is None or not (one == "demo" or match[1] in CATALOGUE) or ".." in one:
             raise DatasetUnknown(
                 f"dataset {one!r}: expected the NAME or NAME@REVISION of a known dataset: only administrators submit"
                 f" paths of the server; {near(one)}"
@@ -127,7 +127,7 @@ def _refuse_hosts(kinds: Iterable[EnvironmentKind]) -> None:
 
 
 def _refuse_addresses(allowed_hosts: Iterable[str]) -> None:
-    """A name that leads to a private address is refused by the worker, unless that address is listed, too.
+    """Refuses addresses. The worker refuses names that lead to a private address, unless that address is listed, too.
 
     Raises: NotAllowed.
     """

@@ -40,7 +40,7 @@ class Who(Wire):
 
 
 class UsageQuery(Wire):
-    """by: what a row is of; run, user: of these alone; since, until: of what began then."""
+    """by: what a row is about; run, user: only these; since, until: only what began then."""
 
     by: UsageBy = "run"
     run: str | None = None
@@ -50,14 +50,14 @@ class UsageQuery(Wire):
 
 
 class LimitChange(Wire):
-    """capacity: of the limit; None: back to the default."""
+    """capacity: of the limit; None: the default."""
 
     capacity: float | None = Field(ge=0)
     reason: PlainText = Field(default="", max_length=1000)
 
 
 class QuotaChange(Wire):
-    """What changes; what is left out stays, None lifts it."""
+    """The fields to change: a missing field stays as it is, None removes the limit."""
 
     weight: float | None = None
     running: int | None = None
@@ -68,7 +68,7 @@ class QuotaChange(Wire):
 
 
 class WhyQuery(Wire):
-    """Kept in the trail."""
+    """A reason, stored in the trail."""
 
     reason: PlainText = Field(default="", max_length=1000)
 
@@ -84,7 +84,7 @@ class NewSchedule(Wire):
 
 
 class NewUser(Wire):
-    """A token for a user. days: until it lapses; None: it does not."""
+    """A new token for a user. days: until it lapses; None: it never does."""
 
     user_name: str
     scope: Scope = Scope.SUBMIT
@@ -111,56 +111,56 @@ class TokenInfo(Wire):
 
 
 class NewToken(Wire):
-    """The secret is shown here and never again."""
+    """A new token. Its secret is shown here and never again."""
 
     token: str
     info: TokenInfo
 
 
 class Changed(Wire):
-    """What was changed or removed."""
+    """The subject that was changed or removed."""
 
     subject: str
 
 
 class AddedSchedule(Changed):
-    """tasks: that a firing would have now."""
+    """tasks: the number that a firing would have now."""
 
     tasks: int
 
 
 @operations.get("/me", Who)
 def show_me(call: WebCall) -> Who:
-    """The user and the scopes of the token."""
+    """Shows the user and the scopes of the token."""
     return Who(user_name=call.caller.user_name, scopes=tuple(sorted(call.caller.scopes)))
 
 
 @operations.get("/limits", list[Use])
 def list_limits(call: WebCall) -> list[Use]:
-    """Every limit that is set, held or waited for, and the slots of every class."""
-    found = call.flow.installation.limits(lambda error: log.warning("web.limits_unknown", error=str(error)))
-    return call.visible(found)
+    """Lists every limit that is set, held or waited for, and the slots of every class."""
+    uses = call.flow.installation.limits(lambda error: log.warning("web.limits_unknown", error=str(error)))
+    return call.visible(uses)
 
 
 @operations.get("/usage", list[UsageRow], query=UsageQuery)
 def show_usage(call: WebCall) -> list[UsageRow]:
-    """Tokens, dollars and time, most expensive first: of the caller's runs, an administrator's of all."""
-    asked: UsageQuery = call.query
-    if call.whose is not None and asked.user not in (None, call.whose):
-        raise NotAllowed(f"expected the user {call.whose!r} of the token, found {asked.user!r}")
-    run_id = None if asked.run is None else call.run(asked.run)
+    """Shows tokens, dollars and time, most expensive first: for the caller's runs, or all for an administrator."""
+    query: UsageQuery = call.query
+    if call.whose is not None and query.user not in (None, call.whose):
+        raise NotAllowed(f"expected the user {call.whose!r} of the token, found {query.user!r}")
+    run_id = None if query.run is None else call.run(query.run)
     try:
-        since, until = (one if one is None or one.tzinfo else one.astimezone() for one in (asked.since, asked.until))
+        since, until = (one if one is None or one.tzinfo else one.astimezone() for one in (query.since, query.until))
     except (OverflowError, ValueError):
         raise OptionInvalid("expected `since` and `until` within the years 2 to 9998, found another") from None
     return call.flow.installation.usage(
-        asked.by, run_id=run_id, user=call.whose or asked.user, since=since, until=until
+        query.by, run_id=run_id, user=call.whose or query.user, since=since, until=until
     )
 
 
 @operations.put("/limits/{name:path}", Changed, body=LimitChange)
 def set_limit(call: WebCall) -> Changed:
-    """Set a limit's capacity, or clear it with null."""
+    """Sets a limit's capacity, or clears it with null."""
     name = call.path["name"]
     if call.body.capacity is None:
         limits.clear_limit(call.database, name)
@@ -171,13 +171,13 @@ def set_limit(call: WebCall) -> Changed:
 
 @operations.get("/quotas", list[QuotaUsage], Scope.ADMINISTER)
 def list_quotas(call: WebCall) -> list[QuotaUsage]:
-    """What users may have at once, and have."""
+    """Lists what users may have at once, and what they have."""
     return quotas.usage(call.database)
 
 
 @operations.put("/quotas/{user:path}", Quota, body=QuotaChange)
 def set_quota(call: WebCall) -> Quota:
-    """Change a user's quota or weight; the user `*` is everybody without a row."""
+    """Changes a user's quota or weight; the user `*` stands for all users without a row."""
     changes = {name: getattr(call.body, name) for name in call.body.model_fields_set - {"reason"}}
     changed = quotas.set_quota(call.database, call.path["user"], **changes)
     call.note("quota.set", call.path["user"], call.body.reason, **changes)
@@ -186,7 +186,7 @@ def set_quota(call: WebCall) -> Quota:
 
 @operations.delete("/quotas/{user:path}/spent", float, query=WhyQuery)
 def reset_spent(call: WebCall) -> float:
-    """Begin a user's account again at 0; what stood there."""
+    """Resets a user's spending to 0. Returns the amount before."""
     spent = quotas.reset_spent(call.database, call.path["user"])
     call.note("quota.reset", call.path["user"], call.query.reason, spent_usd_before=spent)
     return spent
@@ -194,81 +194,81 @@ def reset_spent(call: WebCall) -> float:
 
 @operations.delete("/quotas/{user:path}", Changed, query=WhyQuery)
 def clear_quota(call: WebCall) -> Changed:
-    """Take a user's own quota away: that of `*` applies to them again."""
+    """Removes a user's own quota: that of `*` applies again."""
     quotas.remove(call.database, call.path["user"])
     return Changed(subject=call.note("quota.cleared", call.path["user"], call.query.reason))
 
 
 @operations.get("/schedules", list[Schedule])
 def list_schedules(call: WebCall) -> list[Schedule]:
-    """Recurring evaluations: the caller's, an administrator's all."""
-    found = schedules.all_of(call.database)
-    mine = call.caller.user_name
-    return [one for one in found if call.caller.administers or one.submission.get("user_name", "default") == mine]
+    """Lists recurring evaluations: the caller's, or all for an administrator."""
+    listed = schedules.all_of(call.database)
+    user = call.caller.user_name
+    return [one for one in listed if call.caller.administers or one.submission.get("user_name", "default") == user]
 
 
 @operations.post("/schedules", AddedSchedule, Scope.ADMINISTER, body=NewSchedule)
 def add_schedule(call: WebCall) -> AddedSchedule:
-    """Add a recurring evaluation; what could never run is refused now."""
-    asked: NewSchedule = call.body
-    check_cron(asked.cron, datetime.now().astimezone())
-    tasks = len(call.flow.trial(asked.submission))
-    kept = asked.submission.scheduled()
-    schedules.add(call.database, name=asked.name, cron=asked.cron, misfire=asked.misfire, **kept)
-    return AddedSchedule(subject=call.note("schedule.added", asked.name, asked.reason), tasks=tasks)
+    """Adds a recurring evaluation. A submission that could never run is refused at once."""
+    schedule: NewSchedule = call.body
+    check_cron(schedule.cron, datetime.now().astimezone())
+    tasks = len(call.flow.trial(schedule.submission))
+    fields = schedule.submission.scheduled()
+    schedules.add(call.database, name=schedule.name, cron=schedule.cron, misfire=schedule.misfire, **fields)
+    return AddedSchedule(subject=call.note("schedule.added", schedule.name, schedule.reason), tasks=tasks)
 
 
 @operations.delete("/schedules/{name:path}", Changed, query=WhyQuery)
 def remove_schedule(call: WebCall) -> Changed:
-    """Remove a recurring evaluation; its runs stay."""
+    """Removes a recurring evaluation; its runs stay."""
     schedules.remove(call.database, call.path["name"])
     return Changed(subject=call.note("schedule.removed", call.path["name"], call.query.reason))
 
 
 @operations.get("/models", list[ModelReplica])
 def list_models(call: WebCall) -> list[ModelReplica]:
-    """Which engines answer for a model's name."""
+    """Lists the inference servers of each model name."""
     with call.database.begin() as connection:
         return model_replicas.listed(connection)
 
 
 @operations.get("/classes", dict[str, ResourceClass])
 def list_classes(call: WebCall) -> dict[str, ResourceClass]:
-    """Resource classes: kinds of instances."""
+    """Lists resource classes: kinds of instances."""
     with call.database.begin() as connection:
         return classes.load(connection, call.services.settings)
 
 
 @operations.get("/instances", list[LiveInstance], Scope.ADMINISTER)
 def list_instances(call: WebCall) -> list[LiveInstance]:
-    """Instances that have not ended."""
+    """Lists instances that have not ended."""
     return instances.live(call.database)
 
 
 @operations.get("/users", list[TokenInfo], Scope.ADMINISTER)
 def list_users(call: WebCall) -> list[TokenInfo]:
-    """Tokens of all users, without their secrets."""
+    """Lists the tokens of all users, without their secrets."""
     return [TokenInfo.of(token) for token in users.all_tokens(call.database)]
 
 
 @operations.post("/users", NewToken, Scope.ADMINISTER, body=NewUser)
 def add_user(call: WebCall) -> NewToken:
-    """Make a token for a user, who is new with the first one."""
-    asked: NewUser = call.body
-    seconds = None if asked.days is None else asked.days * 86400
-    secret, token = users.add_token(call.database, asked.user_name, asked.scope, expires_s=seconds, label=asked.label)
-    call.note("user.added", asked.user_name, scope=asked.scope.value)
+    """Makes a token for a user. The first token creates the user."""
+    new: NewUser = call.body
+    seconds = None if new.days is None else new.days * 86400
+    secret, token = users.add_token(call.database, new.user_name, new.scope, expires_s=seconds, label=new.label)
+    call.note("user.added", new.user_name, scope=new.scope.value)
     return NewToken(token=secret, info=TokenInfo.of(token))
 
 
 @operations.delete("/users/{user}", Changed)
 def revoke_user(call: WebCall) -> Changed:
-    """Revoke all tokens and sessions of a user."""
+    """Revokes all tokens and sessions of a user."""
     users.revoke(call.database, call.path["user"])
     return Changed(subject=call.note("user.revoked", call.path["user"]))
 
 
 @operations.get("/actions", list[UserAction], Scope.ADMINISTER)
 def list_actions(call: WebCall) -> Sequence[UserAction]:
-    """What users did through this server, newest first."""
+    """Lists what users did through this server, newest first."""
     return users.actions(call.database)

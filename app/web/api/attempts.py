@@ -1,4 +1,4 @@
-"""Operations on what attempts left: stories of where time went, artifacts with ranges."""
+"""Operations on attempts: explanations of where time went, artifacts with byte ranges."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _JSON = frozenset({ArtifactKind.TRAJECTORY, ArtifactKind.VERDICT})
 
 @dataclass(frozen=True, slots=True)
 class AttemptPlace:
-    """Which task and run an attempt is of."""
+    """The task and run of an attempt."""
 
     attempt_id: UUID
     task_id: UUID
@@ -45,7 +45,7 @@ class AttemptPlace:
 
 
 def attempt_of(call: WebCall) -> AttemptPlace:
-    """The attempt that the path names. Raises: UnknownName: none, or of another user's task."""
+    """Returns the attempt that the path names. Raises: UnknownName: none, or of another user's task."""
     name = call.path["attempt"]
     try:
         attempt_id = UUID(name)
@@ -62,7 +62,7 @@ def attempt_of(call: WebCall) -> AttemptPlace:
 
 
 def artifact_of(call: WebCall, attempt_id: UUID, kind: str) -> Artifact:
-    """Raises: UnknownName: no such kind; ArtifactMissing: the attempt left none, with the reason."""
+    """Raises: UnknownName: no such kind; ArtifactMissing: the attempt has none."""
     if kind not in set(ArtifactKind):
         raise UnknownName.of("kind of artifact", kind, list(ArtifactKind))
     with call.database.begin() as connection:
@@ -74,7 +74,7 @@ def artifact_of(call: WebCall, attempt_id: UUID, kind: str) -> Artifact:
 
 
 def content_of(call: WebCall, artifact: Artifact) -> bytes:
-    """Raises: ArtifactMissing: there are no bytes, and why; ArtifactStoreUnavailable."""
+    """Raises: ArtifactMissing: there are no bytes, with the reason; ArtifactStoreUnavailable."""
     if artifact.key is None:
         why = artifact.missing or "none were left"
         raise ArtifactMissing(f"the artifact {artifact.kind.value} has no bytes: {why}")
@@ -83,19 +83,19 @@ def content_of(call: WebCall, artifact: Artifact) -> bytes:
 
 @operations.get("/runs/{run}/explanation", RunStory)
 def explain_a_run(call: WebCall) -> RunStory:
-    """Where a run's time went, and what holds the rest of it up."""
+    """Explains where a run's time went, and what delays the rest."""
     return explain_run.run(call.database, call.services.settings, call.run())
 
 
 @operations.get("/tasks/{task}/explanation", TaskStory)
 def explain_a_task(call: WebCall) -> TaskStory:
-    """What a task does or waits for, and the phases of its attempts."""
+    """Explains what a task does or waits for, with the phases of its attempts."""
     return call.story(call.task())
 
 
 @operations.get("/attempts/{attempt}/artifacts", list[Artifact])
 def list_artifacts(call: WebCall) -> list[Artifact]:
-    """What an attempt left as evidence, and what is missing with the reason."""
+    """Lists an attempt's artifacts, with the reason for each missing one."""
     place = attempt_of(call)
     with call.database.begin() as connection:
         statement = f"SELECT {_FIELDS} FROM artifacts s WHERE attempt_id = :id ORDER BY kind"  # noqa: S608
@@ -104,7 +104,7 @@ def list_artifacts(call: WebCall) -> list[Artifact]:
 
 
 class ArtifactQuery(Wire):
-    """How an artifact is fetched. link: large ones by a link into the store, as browsers are sent there."""
+    """Options of a download. link: redirect to a link into the store for a large artifact, as for browsers."""
 
     link: bool = False
 
@@ -113,16 +113,16 @@ class ArtifactQuery(Wire):
     "/attempts/{attempt}/artifacts/{kind}", bytes, query=ArtifactQuery, media_type="application/octet-stream"
 )
 def get_artifact(call: WebCall) -> Response:
-    """The bytes of an artifact, or a range of them."""
+    """Returns the bytes of an artifact, or a range of them."""
     artifact = artifact_of(call, attempt_of(call).attempt_id, call.path["kind"])
     if (link := _link(call, artifact)) is not None:
         return RedirectResponse(link, 302, headers={"Cache-Control": "no-store"})
-    content, asked = content_of(call, artifact), call.headers.get("range", "")
-    return ranged(content, asked, _media_type(artifact.kind), artifact.sha256)
+    content, byte_range = content_of(call, artifact), call.headers.get("range", "")
+    return ranged(content, byte_range, _media_type(artifact.kind), artifact.sha256)
 
 
 def _link(call: WebCall, artifact: Artifact) -> str | None:
-    """Where a browser that was sent here by a click fetches a large artifact, or one who asked for a link.
+    """Returns a link to a large artifact, for a browser that follows a click or a caller that requests a link.
 
     All others get the bytes: scripts of pages may ask no other server, and MegaFlow's clients follow no redirection.
     """
@@ -134,19 +134,19 @@ def _link(call: WebCall, artifact: Artifact) -> str | None:
 
 
 def _media_type(kind: ArtifactKind) -> str:
-    """Never HTML: a browser must run nothing of what an agent wrote."""
+    """Returns the media type, which is never HTML: a browser must run nothing that an agent wrote."""
     if kind in TEXT_KINDS:
         return "text/plain; charset=utf-8"
     return "application/json" if kind in _JSON else "application/octet-stream"
 
 
 def ranged(content: bytes, asked: str, media_type: str, sha256: str | None) -> Response:
-    """The whole content, or the one range that the header asks for; 416 for one that has no bytes of it."""
+    """Returns the whole content, or the one range that the header names; 416 if the range has no bytes."""
     headers = {"Accept-Ranges": "bytes", "ETag": f'"{sha256}"'} if sha256 else {"Accept-Ranges": "bytes"}
     if not asked.startswith("bytes=") or "," in asked:  # another unit, or several ranges: all of it is allowed
         return Response(content, media_type=media_type, headers=headers)
-    found, size = _RANGE.fullmatch(asked), len(content)
-    first, last = found.groups() if found else ("", "")
+    match, size = _RANGE.fullmatch(asked), len(content)
+    first, last = match.groups() if match else ("", "")
     begin = int(first) if first else max(0, size - int(last or 0))
     end = min(size, int(last) + 1) if first and last else size
     if begin >= end:

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the operations."""
+"""Makes the OpenAPI document from the operations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ERROR = {
 
 
 def document(operations: Iterable[Operation], version: str) -> dict[str, Any]:
-    """OpenAPI 3.1 of these operations."""
+    """Returns the OpenAPI 3.1 document of these operations."""
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {"Error": _ERROR}
     for one in operations:
@@ -57,7 +57,7 @@ def _described(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         "description": "What was expected, what was found, what to try.",
         "content": {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}},
     }
-    found: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "operationId": one.name,
         "summary": one.summary,
         "description": f"Needs the scope `{one.scope.value}`."
@@ -68,8 +68,8 @@ def _described(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     }
     if one.body is not None:
         body = _schema(one.bodies[-1], "validation", schemas)
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
-    return found
+        entry["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return entry
 
 
 def _in_path(one: Operation) -> list[dict[str, Any]]:
@@ -80,17 +80,17 @@ def _in_path(one: Operation) -> list[dict[str, Any]]:
 def _in_query(one: Operation, schemas: dict[str, Any]) -> list[dict[str, Any]]:
     if one.query is None:
         return []
-    found = one.query.model_json_schema(ref_template=_REF)
-    schemas.update(found.pop("$defs", {}))
-    required = set(found.get("required", ()))
+    query_schema = one.query.model_json_schema(ref_template=_REF)
+    schemas.update(query_schema.pop("$defs", {}))
+    required = set(query_schema.get("required", ()))
     return [
         {"name": name, "in": "query", "required": name in required, "schema": schema}
-        for name, schema in found.get("properties", {}).items()
+        for name, schema in query_schema.get("properties", {}).items()
     ]
 
 
 def _schema(adapter: TypeAdapter[Any], mode: Any, schemas: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a type; what it refers to is added to the document's components."""
-    found = adapter.json_schema(mode=mode, ref_template=_REF)
-    schemas.update(found.pop("$defs", {}))
-    return found
+    """Returns the schema of a type; adds the schemas that it uses to `schemas`."""
+    schema = adapter.json_schema(mode=mode, ref_template=_REF)
+    schemas.update(schema.pop("$defs", {}))
+    return schema

@@ -1,4 +1,4 @@
-"""Events as they happen, as server-sent events: the id of each is the position of the stream right after it."""
+"""Streams events as server-sent events: the id of each is the stream's position right after it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ operations = Operations()
 
 
 class EventsQuery(Wire):
-    """run, task: names; kind: whole kinds or beginnings with their dot; after: `start`, `now` or a position."""
+    """run, task: names; kind: whole kinds, or prefixes that end in a dot; after: `start`, `now` or a position."""
 
     run: str | None = None
     task: str | None = None
@@ -33,22 +33,22 @@ class EventsQuery(Wire):
 
 @operations.get("/events", str, query=EventsQuery, media_type="text/event-stream")
 def follow_events(call: WebCall) -> Response:
-    """Events as server-sent events; `Last-Event-ID` or `after` says where to go on. Without a run: administrators."""
-    asked: EventsQuery = call.query
-    run_id = call.run(asked.run) if asked.run else None
-    task_id = call.task(asked.task) if asked.task else None
+    """Streams events; `Last-Event-ID` or `after` sets the start. Without a run or a task: for administrators."""
+    query: EventsQuery = call.query
+    run_id = call.run(query.run) if query.run else None
+    task_id = call.task(query.task) if query.task else None
     if run_id is None and task_id is None and not call.caller.administers:
         raise NotAllowed("expected `run` or `task` beside a token without the scope 'administer', found neither")
-    stream.check_kinds(asked.kind)
-    position = stream.place(call.database, call.headers.get("last-event-id") or asked.after)
-    wanted = EventFilter(asked.kind, run_id, task_id)
-    lines = _lines(call.services, position, wanted, follow=asked.follow)
+    stream.check_kinds(query.kind)
+    position = stream.place(call.database, call.headers.get("last-event-id") or query.after)
+    selection = EventFilter(query.kind, run_id, task_id)
+    lines = _lines(call.services, position, selection, follow=query.follow)
     return StreamingResponse(lines, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
 async def _lines(services: WebServices, position: Any, wanted: EventFilter, *, follow: bool) -> AsyncIterator[bytes]:
-    """Pages after the position; with `follow`, more after each change, and a comment to show life."""
-    yield f"id: {position}\n\n".encode()  # who loses the connection before the first event goes on here
+    """Yields the events after the position; with `follow`, also later ones, and comments as signs of life."""
+    yield f"id: {position}\n\n".encode()  # a client that loses the connection before the first event resumes here
     async for _ in services.live.changes():
         while True:
             page = await run_in_threadpool(stream.read, services.database, position, stream.PAGE, wanted)
@@ -63,6 +63,6 @@ async def _lines(services: WebServices, position: Any, wanted: EventFilter, *, f
 
 
 def server_sent(one: StreamedEvent) -> bytes:
-    """An event in the text format of server-sent events."""
+    """Formats an event as a server-sent event."""
     body = json.dumps(to_jsonable_python(one.body(), fallback=str))
     return f"id: {one.position}\nevent: {one.event.kind}\ndata: {body}\n\n".encode()

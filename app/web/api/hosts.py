@@ -1,4 +1,4 @@
-"""Operations of hosts: joining by a token, leaving by the secret that was given then, and who is in."""
+"""Operations on hosts: join with a token, leave with the secret that the join returned, list."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ operations = Operations()
 
 
 class NewHost(Wire):
-    """A machine that joins. called: what it calls itself. key: its own secret, by which it may ask again."""
+    """A machine that joins. called: its own name for itself. key: its own secret, with which it may join again."""
 
     called: PlainText = Field(min_length=1, max_length=200)
     key: PlainText = Field(default="", max_length=200)
@@ -28,15 +28,15 @@ class NewHost(Wire):
 
 @operations.post("/hosts/join", HostCredentials, None, body=NewHost)
 def join_host(call: WebCall) -> HostCredentials:
-    """Let a machine join, once, by the token in the header; what it needs to work. Again with its key: all anew."""
-    made = joining.join(call.services.settings, call.database, _secret(call), call.body.called, call.body.key)
-    record_action(call.database, made.name, "host.joined", [made.name], address=call.caller.user_name)
-    return made
+    """Joins a machine by the token in the header, once; again only with its key. Returns new credentials."""
+    credentials = joining.join(call.services.settings, call.database, _secret(call), call.body.called, call.body.key)
+    record_action(call.database, credentials.name, "host.joined", [credentials.name], address=call.caller.user_name)
+    return credentials
 
 
 @operations.post("/hosts/leave", Changed, None)
 def leave_host(call: WebCall) -> Changed:
-    """Take the accounts of the host whose secret is in the header."""
+    """Removes the accounts of the host whose secret is in the header."""
     host = hosts.by_secret(call.database, _secret(call))
     if host is None:
         raise NotSignedIn("expected the secret of a host that joined, found an unknown one, or one of a host that left")
@@ -47,13 +47,13 @@ def leave_host(call: WebCall) -> Changed:
 
 @operations.get("/hosts", list[HostUse], Scope.ADMINISTER)
 def list_hosts(call: WebCall) -> list[HostUse]:
-    """Hosts, what stands on them and what runs there."""
+    """Lists hosts with their instances, and what runs there."""
     return hosts.in_use(call.database)
 
 
 @operations.delete("/hosts/{host}", Changed)
 def remove_host(call: WebCall) -> Changed:
-    """Take a host's accounts, whether it answers or not."""
+    """Removes a host's accounts, whether it answers or not."""
     host = hosts.by_name(call.database, call.path["host"])
     joining.revoke(call.services.settings, call.database, host, "an administrator removed its host")
     return Changed(subject=call.note("host.removed", host.name))

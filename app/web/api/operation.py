@@ -1,4 +1,4 @@
-"""What an operation of the API is: a function, its method and path, and the models of its query, body and reply."""
+"""Defines operations of the API: a function, its method and path, and the models of its query, body and reply."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from app.web.calls import WebCall, WebServices
 
 PREFIX = "/api/v1"
 BODY_BYTES = 64 << 20
-"""Of a request: ten thousand tasks with their problem statements and patches."""
+"""Most bytes of a request: ten thousand tasks with their problem statements and patches."""
 _NAME = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 Answer = Callable[[WebCall], Any]
@@ -34,16 +34,16 @@ Function = TypeVar("Function", bound=Answer)
 
 @dataclass(frozen=True)
 class Operation:
-    """One route. `reply` is the type of what the function returns, which becomes JSON; or a `Response` of its own."""
+    """A route. `reply` is the type of the function's result, which becomes JSON, or is a `Response` itself."""
 
     method: str
     path: str
     answer: Answer
-    scope: Scope | None  # None: whoever shows a secret that the function checks
+    scope: Scope | None  # None: the function itself checks a secret of the caller
     reply: Any
     query: type[Wire] | None = None
     body: Any = None
-    usual: Any = None  # the form that large bodies have, tried before the others: telling forms apart reads all twice
+    usual: Any = None  # form of large bodies, tried first: telling forms apart reads a body twice
     media_type: str = "application/json"
 
     @property
@@ -67,7 +67,7 @@ class Operation:
         return [TypeAdapter(form) for form in (self.usual, self.body) if form is not None]
 
     async def respond(self, request: Request, services: WebServices, access: Access) -> Response:
-        """Check who asks and what is asked, then answer. Raises: MegaFlowError, CallRefusal, ClientDisconnected."""
+        """Checks the caller and the request, then answers. Raises: MegaFlowError, CallRefusal, ClientDisconnected."""
         if self.scope is None:
             caller = access.stranger(request)
         else:
@@ -81,16 +81,16 @@ class Operation:
             most = BODY_BYTES if self.scope is not None else STRANGERS_BYTES
             raw = await read_body(request.receive, request.headers.raw, most)
             call = replace(call, body=await run_in_threadpool(_body, self.bodies, raw))
-        if iscoroutinefunction(self.answer):  # it waits: threads are for what works
+        if iscoroutinefunction(self.answer):  # it only waits, so it takes no thread
             access.check_open(caller, "waits")
             with access.counted(caller, "waits"):
                 return self._replied(await self.answer(call))
         if self.media_type == "text/event-stream":
             access.check_open(caller, "streams")
-        found = await run_in_threadpool(lambda: self._replied(self.answer(call)))
-        if isinstance(found, StreamingResponse):
-            found.body_iterator = access.lasting(request, caller, found.body_iterator)
-        return found
+        response = await run_in_threadpool(lambda: self._replied(self.answer(call)))
+        if isinstance(response, StreamingResponse):
+            response.body_iterator = access.lasting(request, caller, response.body_iterator)
+        return response
 
     def _replied(self, found: Any) -> Response:
         if isinstance(found, Response):
@@ -112,7 +112,7 @@ def _adding(method: str, default: Scope) -> Callable[..., Callable[[Function], F
 
 
 class Operations(list[Operation]):
-    """Operations in the order of their definition; functions join by the decorators."""
+    """Operations in the order of their definition; the decorators add functions."""
 
     get, post = _adding("GET", Scope.READ), _adding("POST", Scope.SUBMIT)
     put, delete = _adding("PUT", Scope.ADMINISTER), _adding("DELETE", Scope.ADMINISTER)
@@ -130,7 +130,7 @@ def _query(model: type[Wire], request: Request) -> Wire:
 
 
 def _body(forms: Sequence[TypeAdapter[Any]], raw: bytes) -> Any:
-    """Raises: SpecInvalid: in the words of the last form."""
+    """Raises: SpecInvalid: with the message of the last form."""
     for form in forms[:-1]:
         with suppress(ValidationError):
             return form.validate_json(raw)
@@ -141,7 +141,7 @@ def _body(forms: Sequence[TypeAdapter[Any]], raw: bytes) -> Any:
 
 
 def invalid(error: ValidationError, nothing: str = "; nothing was changed") -> SpecInvalid:
-    """What is wrong first, in our words. nothing: what it says of a request that was to change something."""
+    """Returns the first problem as MegaFlow's error. nothing: ends the message for requests that change something."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"]) or "the body"
     return SpecInvalid(f"{where}: {explained(first)}; found {first['input']!r:.80}{nothing}")

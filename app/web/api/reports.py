@@ -37,19 +37,19 @@ operations = Operations()
 
 
 class ReportQuery(Wire):
-    """allow_loss: tell the rate although infrastructure lost more than 2 %."""
+    """allow_loss: report the rate even if infrastructure lost more than 2 %."""
 
     allow_loss: bool = False
 
 
 class TranscriptsQuery(Wire):
-    """all_bytes: however much there is to read; else the first 512 MiB."""
+    """all_bytes: read all transcripts, however large; else the first 512 MiB."""
 
     all_bytes: bool = False
 
 
 class ComparisonQuery(Wire):
-    """first, second: runs; allow: what may differ beside the model; power: a difference to be shown by replicas."""
+    """first, second: runs; allow: what may differ besides the model; power: a difference that replicas shall show."""
 
     first: str
     second: str
@@ -58,7 +58,7 @@ class ComparisonQuery(Wire):
 
 
 class ExportQuery(Wire):
-    """format: as `megaflow export`; agent, replica: these alone."""
+    """format: as `megaflow export`; agent, replica: only these."""
 
     format: ExportFormat
     agent: str | None = None
@@ -68,7 +68,7 @@ class ExportQuery(Wire):
 
 
 class Regrading(Wire):
-    """grader: only what this one judged; reason: kept in the trail."""
+    """grader: only verdicts of this one; reason: stored in the trail."""
 
     grader: str | None = None
     reason: PlainText = Field(default="", max_length=1000)
@@ -79,7 +79,7 @@ _LONG = threading.Lock()
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """For what takes minutes of this server. Raises: TooManyRequests."""
+    """Runs one long operation at a time, which takes minutes of this server. Raises: TooManyRequests."""
     if not _LONG.acquire(blocking=False):
         raise TooManyRequests("expected one bundle or regrade at a time, found another at work; try again later")
     try:
@@ -90,46 +90,46 @@ def _alone() -> Iterator[None]:
 
 @operations.get("/runs/{run}/report", Report, query=ReportQuery)
 def report_run(call: WebCall) -> Report:
-    """A run's pass rate with its interval, what was lost and why, cost, and all that the numbers depend on."""
+    """Reports a run's pass rate with its interval, loss with causes, cost, and all that the numbers depend on."""
     return call.flow.installation.report(call.run(), allow_loss=call.query.allow_loss)
 
 
 @operations.get("/runs/{run}/transcripts", TranscriptReport, query=TranscriptsQuery)
 def check_transcripts(call: WebCall) -> TranscriptReport:
-    """What the rules find in the transcripts of a run."""
+    """Reports what the rules find in the transcripts of a run."""
     return call.flow.installation.transcripts(call.run(), all_bytes=call.query.all_bytes)
 
 
 @operations.get("/comparison", Comparison, query=ComparisonQuery)
 def compare_runs(call: WebCall) -> Comparison:
-    """What the second run has over the first, task by task; refused where something else differs."""
-    asked: ComparisonQuery = call.query
-    first, second = call.run(asked.first), call.run(asked.second)
-    return call.flow.installation.compare(first, second, allow=asked.allow, power=asked.power)
+    """Compares the second run with the first, task by task; refused if anything else differs."""
+    query: ComparisonQuery = call.query
+    first, second = call.run(query.first), call.run(query.second)
+    return call.flow.installation.compare(first, second, allow=query.allow, power=query.power)
 
 
 @operations.get("/runs/{run}/diagnosis", list[FailureGroup])
 def diagnose_run(call: WebCall) -> list[FailureGroup]:
-    """What went wrong in a run, by what the failures have in common; the most frequent first."""
+    """Groups the failures of a run by common features, the most frequent group first."""
     return call.flow.installation.diagnose(call.run())
 
 
 @operations.get("/runs/{run}/export", bytes, query=ExportQuery, media_type="application/octet-stream")
 def export_run(call: WebCall) -> Response:
-    """A run in a format for others; a folder comes as a tar."""
-    asked: ExportQuery = call.query
-    run_id, chosen = call.run(), asked.model_dump(exclude={"format"})
+    """Exports a run in another tool's format; a folder comes as a tar."""
+    query: ExportQuery = call.query
+    run_id, chosen = call.run(), query.model_dump(exclude={"format"})
     with ExitStack() as stack:
-        place = _scratch(stack) / f"{str(run_id)[-12:]}-{asked.format.value}"
-        told = call.flow.installation.export(run_id, asked.format, place, **chosen)
-        said = to_json(told.model_copy(update={"path": place.name}), ensure_ascii=True).decode()
-        return _sent(place, stack, {"MegaFlow-Export": said})
+        place = _scratch(stack) / f"{str(run_id)[-12:]}-{query.format.value}"
+        summary = call.flow.installation.export(run_id, query.format, place, **chosen)
+        header = to_json(summary.model_copy(update={"path": place.name}), ensure_ascii=True).decode()
+        return _sent(place, stack, {"MegaFlow-Export": header})
 
 
 @operations.get("/runs/{run}/bundle", bytes, media_type="application/x-tar")
 def bundle_run(call: WebCall) -> Response:
-    """A run as a tar of pages and data that need no server: those that the caller may see."""
-    from app.web.bundle import write_bundle  # it makes a server of its own
+    """Returns a run as a tar of pages and data that need no server: only pages that the caller may see."""
+    from app.web.bundle import write_bundle  # it imports the server: a cycle at the top
 
     run_id = call.run()
     with ExitStack() as stack, _alone():
@@ -141,10 +141,10 @@ def bundle_run(call: WebCall) -> Response:
 
 @operations.post("/runs/{run}/regrade", RegradeSummary, body=Regrading)
 def regrade_run(call: WebCall) -> RegradeSummary:
-    """Judge a run's kept test reports again, without agents; earlier verdicts stay beside the new ones."""
+    """Grades a run's stored test reports again, without agents. Earlier verdicts stay."""
     run_id = call.run()
     with _alone():
-        call.note("run.regraded", run_id, call.body.reason)  # what it stores stays, also where it ends early
+        call.note("run.regraded", run_id, call.body.reason)  # first: results stay even if it ends early
         return call.flow.installation.regrade(run_id, grader=call.body.grader)
 
 
@@ -153,7 +153,7 @@ def _scratch(stack: ExitStack) -> Path:
 
 
 def _sent(place: Path, stack: ExitStack, headers: dict[str, str]) -> Response:
-    """A file, or a folder as a tar, which goes with the rest of `stack`."""
+    """Returns a file, or a folder as a tar. `stack` is closed when it was sent."""
     written, media_type = place, "application/octet-stream"
     if place.is_dir():
         written, media_type = place.with_name(f"{place.name}.tar"), "application/x-tar"
@@ -165,7 +165,7 @@ def _sent(place: Path, stack: ExitStack, headers: dict[str, str]) -> Response:
 
 
 class _SentOnce(FileResponse):
-    """A file that goes when it was sent, or when its reader has gone."""
+    """A file that is removed when it was sent, or when its reader has disconnected."""
 
     def __init__(self, path: Path, scratch: ExitStack, **named: Any) -> None:
         super().__init__(path, **named)
@@ -178,5 +178,5 @@ class _SentOnce(FileResponse):
 
 @operations.get("/runs/{run}/receipt", Receipt)
 def show_receipt(call: WebCall) -> Receipt:
-    """What was made for a run and what was removed."""
+    """Lists the resources that were made for a run, and those removed."""
     return receipts.of_run(call.database, call.run())

@@ -1,4 +1,4 @@
-"""All operations as Starlette's routes, and the document that describes them."""
+"""Defines the Starlette routes of all operations and of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 def routes(services: WebServices, access: Access) -> list[Route]:
-    """One route for each operation, and the document."""
+    """Returns a route for each operation, and for the document."""
 
     def route(one: Operation) -> Route:
         async def answer(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Operations on runs: submit, list, look, cancel, retry, pause."""
+"""Operations on runs: submit, list, show, cancel, retry, pause."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from app.web.submitting import permitted, permitted_model, refuse_host_tasks, re
 operations = Operations()
 
 _BREATH_S = 0.5
-"""Between two looks for the end of a task that is waited for."""
+"""Seconds between two queries for the end of a task that is waited for."""
 MOST_TASKS = 1000
-"""Tasks in one answer."""
+"""Most tasks in one answer."""
 MOST_REASON = 200
-"""Characters, kept for each task that it is given for."""
+"""Most characters of a reason, which is stored for each task."""
 EachOnce = Annotated[tuple[UUID, ...], AfterValidator(lambda ids: tuple(dict.fromkeys(ids)))]
-"""Ids in the order given, without those that were there before."""
+"""Ids in the given order, without repetitions."""
 
 
 Replicas = Annotated[int, Field(le=MOST_REPLICAS)] | tuple[int, int]
-"""Two numbers: the fewest and the most of a training group."""
+"""A number of replicas; two numbers: the fewest and the most of a training group."""
 
 
 class AcceptedRun(Wire):
@@ -66,13 +66,13 @@ class AcceptedRun(Wire):
 
 
 class EarlierTask(Wire):
-    """A task of the same user to come after."""
+    """A task of the same user that must end before."""
 
     task_id: UUID
 
 
 class TaskArtifact(EarlierTask):
-    """An artifact of its last attempt, which the later task gets as a file."""
+    """An artifact of the task's last attempt, which the later task gets as a file."""
 
     kind: ArtifactKind
 
@@ -112,18 +112,18 @@ class InlineRun(Wire):
     include_quarantined: bool = False
     after: tuple[EarlierTask, ...] = Field(default=(), max_length=MOST_UPSTREAM)
     inputs: dict[str, TaskArtifact] = {}  # by path in the environment
-    user_name: LabelText = ""  # of an administrator, who may submit for others
+    user_name: LabelText = ""  # set by administrators, who may submit for others
 
 
 class RunsQuery(Wire):
-    """limit: rows at most; before: an id that the last page gave."""
+    """limit: most rows; before: an id that the last page returned."""
 
     limit: int = Field(default=50, ge=1, le=MOST_TASKS)
     before: UUID | None = None
 
 
 class TaskPage(Wire):
-    """limit: tasks at most; after: the id of the last one of the page before; state: these alone."""
+    """limit: most tasks; after: the last id of the page before; state: only tasks in this one."""
 
     limit: int = Field(default=200, ge=1, le=MOST_TASKS)
     after: UUID | None = None
@@ -131,7 +131,7 @@ class TaskPage(Wire):
 
 
 class Reason(Wire):
-    """Why, for the trail of what users did."""
+    """A reason, for the trail of what users did."""
 
     reason: PlainText = Field(default="", max_length=MOST_REASON)
 
@@ -164,7 +164,7 @@ class SeveralRuns(Wire):
 
 
 class Moved(Wire):
-    """Which tasks an operation concerned."""
+    """The tasks that an operation concerned."""
 
     task_ids: tuple[UUID, ...]
 
@@ -181,29 +181,29 @@ NewRunBody = Annotated[
 
 @operations.post("/runs", AcceptedRun, body=NewRunBody, usual=InlineRun)
 def submit_run(call: WebCall) -> AcceptedRun:
-    """Submit a dataset by its name, or tasks inline, as one run: all of them or none."""
-    asked = call.body
-    if isinstance(asked, DatasetRun):
-        user = _user(call, asked.submission.user_name if asked.submission.user_name != "default" else "")
-        refuse_priority(call, asked.submission.priority)
-        submission = permitted(call, asked.submission).model_copy(update={"user_name": user})
-        run = call.flow.submit(submission, idempotency_key=asked.idempotency_key, after=asked.after)
+    """Submits a dataset by its name, or tasks inline, as one run: all tasks or none."""
+    body = call.body
+    if isinstance(body, DatasetRun):
+        user = _user(call, body.submission.user_name if body.submission.user_name != "default" else "")
+        refuse_priority(call, body.submission.priority)
+        submission = permitted(call, body.submission).model_copy(update={"user_name": user})
+        run = call.flow.submit(submission, idempotency_key=body.idempotency_key, after=body.after)
     else:
-        options: dict[str, Any] = {name: getattr(asked, name) for name in InlineRun.model_fields}
-        tasks, options["user_name"] = options.pop("tasks"), _user(call, asked.user_name)
-        refuse_host_tasks(call, tasks, asked.overrides)
-        refuse_priority(call, asked.priority)
-        options["model"] = permitted_model(call, asked.model)
-        if isinstance(asked.replicas, tuple):
-            options["replicas"] = Adaptive(*asked.replicas)
-        options["inputs"] = {path: ArtifactReference(one.task_id, one.kind) for path, one in asked.inputs.items()}
+        options: dict[str, Any] = {name: getattr(body, name) for name in InlineRun.model_fields}
+        tasks, options["user_name"] = options.pop("tasks"), _user(call, body.user_name)
+        refuse_host_tasks(call, tasks, body.overrides)
+        refuse_priority(call, body.priority)
+        options["model"] = permitted_model(call, body.model)
+        if isinstance(body.replicas, tuple):
+            options["replicas"] = Adaptive(*body.replicas)
+        options["inputs"] = {path: ArtifactReference(one.task_id, one.kind) for path, one in body.inputs.items()}
         run = call.flow.enqueue_many(tasks, **options)
     call.note("run.submitted", run.id, tasks=len(run.handles))
     return AcceptedRun.of(run)
 
 
 def _user(call: WebCall, asked: str) -> str:
-    """On whose account: the caller's, or for an administrator who asks for it, another's. Raises: OptionInvalid."""
+    """Returns the run's user: the caller, or another one if an administrator names one. Raises: OptionInvalid."""
     if not asked or asked == call.caller.user_name:
         return call.caller.user_name
     if not call.caller.administers:
@@ -216,13 +216,13 @@ def _user(call: WebCall, asked: str) -> str:
 
 @operations.get("/runs", list[RunStatus], query=RunsQuery)
 def list_runs(call: WebCall) -> Sequence[RunStatus]:
-    """List runs, newest first: the caller's, an administrator's all."""
+    """Lists runs, newest first: the caller's, or all for an administrator."""
     return results.runs(call.database, call.query.limit, user_name=call.whose, before=call.query.before)
 
 
 @operations.get("/find", UUID, query=Named)
 def find_id(call: WebCall) -> UUID:
-    """The id of the run or the task that a name means: names may hold slashes, which paths cannot."""
+    """Finds the id of the run or the task with a name: names may hold slashes, which paths cannot."""
     if (call.query.run is None) == (call.query.task is None):
         raise OptionInvalid("expected either `run` or `task`")
     return call.task(call.query.task) if call.query.run is None else call.run(call.query.run)
@@ -230,56 +230,56 @@ def find_id(call: WebCall) -> UUID:
 
 @operations.get("/runs/{run}", RunStatus)
 def show_run(call: WebCall) -> RunStatus:
-    """Where a run stands: counts by state, scores with their denominator."""
+    """Shows a run's counts by state, and scores with their denominator."""
     return call.flow.status(call.run())
 
 
 @operations.get("/runs/{run}/progress", Progress)
 def show_progress(call: WebCall) -> Progress:
-    """Counts of a run's tasks by what they do now."""
+    """Counts a run's tasks by what they do now."""
     return results.progress_of(call.database, [call.run()])
 
 
 @operations.get("/progress", Progress, query=SeveralRuns)
 def show_progress_of_several(call: WebCall) -> Progress:
-    """Counts of the tasks of several runs together, by what they do now."""
+    """Counts the tasks of several runs together by what they do now."""
     return results.progress_of(call.database, [call.run(name) for name in call.query.run])
 
 
 @operations.get("/runs/{run}/notes", RunNotes)
 def show_run_notes(call: WebCall) -> RunNotes:
-    """What stands beside a run's score: its interval, provenance, open networks, images that were not validated."""
+    """Shows notes on a run's score: interval, provenance, open networks, images that were not validated."""
     return call.flow.installation.notes(call.run())
 
 
 @operations.get("/runs/{run}/tasks", list[TaskResult], query=TaskPage)
 def list_tasks(call: WebCall) -> list[TaskResult]:
-    """A run's tasks with their attempts, in the order of acceptance, a page at a time."""
-    asked: TaskPage = call.query
-    ids = results.task_ids(call.database, call.run(), after=asked.after, state=asked.state, limit=asked.limit)
+    """Lists a run's tasks with their attempts, in the order of acceptance, a page at a time."""
+    page: TaskPage = call.query
+    ids = results.task_ids(call.database, call.run(), after=page.after, state=page.state, limit=page.limit)
     return results.results(call.database, ids)
 
 
 @operations.get("/runs/{run}/task-ids", list[UUID])
 def list_task_ids(call: WebCall) -> list[UUID]:
-    """The ids of all tasks of a run, in the order of acceptance."""
+    """Lists the ids of all tasks of a run, in the order of acceptance."""
     return results.task_ids(call.database, call.run())
 
 
 @operations.post("/runs/{run}/cancel", Moved, body=Reason)
 def cancel_run(call: WebCall) -> Moved:
-    """Ask all tasks of a run to end; which were asked: those that had not ended."""
+    """Cancels all tasks of a run that have not ended. Returns these tasks."""
     run_id = call.run()
     ids = results.task_ids(call.database, run_id)
-    asked = _under_way(call, ids)
+    under_way = _under_way(call, ids)
     call.flow.cancel(ids)
-    call.note("run.cancelled", run_id, call.body.reason, tasks=len(asked))
-    return Moved(task_ids=tuple(asked))
+    call.note("run.cancelled", run_id, call.body.reason, tasks=len(under_way))
+    return Moved(task_ids=tuple(under_way))
 
 
 @operations.post("/runs/{run}/retry", Moved, body=Reason)
 def retry_run(call: WebCall) -> Moved:
-    """Run again what could not be scored, or was cancelled."""
+    """Runs tasks again that could not be scored, or were cancelled."""
     run_id = call.run()
     moved = call.flow.retry(results.task_ids(call.database, run_id))
     call.note("run.retried", run_id, call.body.reason, tasks=len(moved))
@@ -288,7 +288,7 @@ def retry_run(call: WebCall) -> Moved:
 
 @operations.post("/runs/{run}/pause", pauses.Change, body=Reason)
 def pause_run(call: WebCall) -> pauses.Change:
-    """Admit nothing more of a run."""
+    """Pauses a run: no more of its tasks are admitted."""
     run_id = call.run()
     change = pauses.pause(call.database, str(run_id), call.body.reason)
     call.note("run.paused", run_id, call.body.reason)
@@ -297,7 +297,7 @@ def pause_run(call: WebCall) -> pauses.Change:
 
 @operations.post("/runs/{run}/resume", pauses.Change, body=Reason)
 def resume_run(call: WebCall) -> pauses.Change:
-    """Admit the tasks of a paused run again."""
+    """Resumes a paused run: its tasks are admitted again."""
     run_id = call.run()
     _refuse_paused_by_others(call, run_id)
     change = pauses.resume(call.database, str(run_id))
@@ -306,7 +306,7 @@ def resume_run(call: WebCall) -> pauses.Change:
 
 
 def _refuse_paused_by_others(call: WebCall, run_id: UUID) -> None:
-    """Raises: NotAllowed: an administrator paused it, for none but its owner and administrators can."""
+    """Raises: NotAllowed: an administrator paused it, so only an administrator may resume it."""
     if not call.caller.administers and users.others_paused(call.database, run_id, call.caller.user_name):
         raise NotAllowed(
             "expected a run that its own user paused, found one that an administrator paused as well; ask an"
@@ -316,19 +316,19 @@ def _refuse_paused_by_others(call: WebCall, run_id: UUID) -> None:
 
 @operations.get("/tasks/{task}", TaskResult)
 def show_task(call: WebCall) -> TaskResult:
-    """A task with all its attempts, verdicts and artifacts."""
+    """Shows a task with all its attempts, verdicts and artifacts."""
     return results.results(call.database, [call.task()])[0]
 
 
 @operations.post("/tasks/cancel", Moved, body=Selected)
 def cancel_tasks(call: WebCall) -> Moved:
-    """Ask tasks to end; which were asked: those that had not ended."""
+    """Cancels those of the tasks that have not ended. Returns them."""
     ids = list(call.body.task_ids)
     call.check_tasks(ids)
-    asked = _under_way(call, ids)
+    under_way = _under_way(call, ids)
     call.flow.cancel(ids)
-    call.note_each("task.cancelled", asked, call.body.reason)
-    return Moved(task_ids=tuple(asked))
+    call.note_each("task.cancelled", under_way, call.body.reason)
+    return Moved(task_ids=tuple(under_way))
 
 
 def _under_way(call: WebCall, ids: list[UUID]) -> list[UUID]:
@@ -338,7 +338,7 @@ def _under_way(call: WebCall, ids: list[UUID]) -> list[UUID]:
 
 @operations.post("/tasks/retry", Moved, body=Selected)
 def retry_tasks(call: WebCall) -> Moved:
-    """Put tasks that could not be scored, or were cancelled, back into the queue."""
+    """Puts tasks that could not be scored, or were cancelled, back into the queue."""
     ids = list(call.body.task_ids)
     call.check_tasks(ids)
     moved = call.flow.retry(ids)
@@ -348,7 +348,7 @@ def retry_tasks(call: WebCall) -> Moved:
 
 @operations.post("/tasks/ended", Moved, Scope.READ, body=Selected)
 def ended_tasks(call: WebCall) -> Moved:
-    """Which of these tasks have ended."""
+    """Returns those of the tasks that have ended."""
     ids = list(call.body.task_ids)
     call.check_tasks(ids)
     return Moved(task_ids=tuple(results.ended(call.database, ids)))
@@ -356,14 +356,14 @@ def ended_tasks(call: WebCall) -> Moved:
 
 @operations.post("/tasks/wait", Moved, Scope.READ, body=Waited)
 async def wait_for_tasks(call: WebCall) -> Moved:
-    """Which of these tasks have ended, as soon as one has; none after `timeout_s`."""
+    """Waits until one of the tasks has ended. Returns all that have; none after `timeout_s`."""
     ids, until = list(call.body.task_ids), time.monotonic() + call.body.timeout_s
     await run_in_threadpool(call.check_tasks, ids)
     async with aclosing(call.services.live.changes()) as changes:
         while True:
-            found = await run_in_threadpool(results.ended, call.database, ids)
-            if found or (left_s := until - time.monotonic()) <= 0:
-                return Moved(task_ids=tuple(found))
+            ended = await run_in_threadpool(results.ended, call.database, ids)
+            if ended or (left_s := until - time.monotonic()) <= 0:
+                return Moved(task_ids=tuple(ended))
             try:
                 await asyncio.wait_for(anext(changes), left_s)
                 await asyncio.sleep(max(0.0, min(_BREATH_S, until - time.monotonic())))
@@ -375,7 +375,7 @@ async def wait_for_tasks(call: WebCall) -> Moved:
 
 @operations.get("/tasks/{task}/notes", TaskNotes)
 def show_task_notes(call: WebCall) -> TaskNotes:
-    """What stands beside a task: its image, and other tasks of its name that the caller may see."""
+    """Shows notes on a task: its image, and other tasks of its name that the caller may see."""
     task_id = call.task()
     spec = results.task_spec(call.database, task_id)
     return TaskNotes(spec.task.environment.label, *names.namesakes(call.database, task_id, call.whose))
@@ -383,13 +383,13 @@ def show_task_notes(call: WebCall) -> TaskNotes:
 
 @operations.get("/tasks/{task}/events", list[EventRecord])
 def list_task_events(call: WebCall) -> list[EventRecord]:
-    """Everything that happened to a task, in order."""
+    """Lists all events of a task, in order."""
     return call.flow.installation.task_events(call.task())
 
 
 @operations.post("/tasks/results", list[TaskResult], Scope.READ, body=Selected)
 def task_results(call: WebCall) -> list[TaskResult]:
-    """Tasks with their attempts, each once, in the order asked for."""
+    """Returns tasks with their attempts, each once, in the requested order."""
     ids = list(call.body.task_ids)
     call.check_tasks(ids)
     return results.results(call.database, ids)

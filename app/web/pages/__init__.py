@@ -1,1 +1,1 @@
-"""The pages that people look at: one function each, which gives a template and what it shows."""
+"""The pages for browsers: each is a function that returns a template with its values."""

@@ -1,4 +1,4 @@
-"""An attempt: where its time went, second by second; its trajectory step by step; its files as text."""
+"""Pages of an attempt: where its time went, second by second; its trajectory, step by step; its files as text."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from app.workers.usage_samples import EVERY_S
 pages = Pages()
 
 _MOST_TRAJECTORY = 64 << 20
-"""Of a trajectory that is read for a page; a longer one can be fetched as it is."""
+"""Most bytes of a trajectory that is read for a page; a longer one can be fetched as it is."""
 _MOST_TEXT = 1 << 20
-"""Of a file that is shown."""
+"""Most characters of a file that are shown."""
 _STEPS = 50
 _WIDTH = 1000.0
-"""Of the timeline, in units of its drawing."""
+"""Width of the timeline, in units of its drawing."""
 _TEXTS = ("patch", "agent_log", "test_report", "environment_log", "verdict")
 
 
@@ -50,7 +50,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class ModelCallLine:
-    """One model call of an attempt."""
+    """A model call of an attempt."""
 
     started_at: datetime
     duration_s: float
@@ -71,7 +71,7 @@ FROM model_calls WHERE attempt_id = :id ORDER BY started_at LIMIT 2000"""
 
 
 def attempt_record(call: WebCall) -> tuple[AttemptPlace, TaskResult, AttemptRecord]:
-    """The attempt that the path names, with its task. Raises: UnknownName: none, or of another user's task."""
+    """Returns the attempt that the path names, with its task. Raises: UnknownName: none, or of another user's task."""
     place = attempt_of(call)
     result = results.results(call.database, [place.task_id])[0]
     return place, result, next(one for one in result.attempts if one.id == place.attempt_id)
@@ -79,25 +79,25 @@ def attempt_record(call: WebCall) -> tuple[AttemptPlace, TaskResult, AttemptReco
 
 @pages.get("/attempts/{attempt}")
 def attempt(call: WebCall) -> PageView:
-    """The timeline of an attempt: waiting apart from working, model calls and commands as lanes."""
+    """Shows the timeline of an attempt: waiting apart from working, model calls and commands as lanes."""
     place, result, record = attempt_record(call)
     story = call.story(place.task_id)
-    told = story.tries[place.number - 1]
+    history = story.tries[place.number - 1]
     with call.database.begin() as connection:
         rows = sql(connection, _CALLS, {"id": place.attempt_id}).all()
     calls = [ModelCallLine(**row._asdict()) for row in rows]
-    waiting_since = result.attempts[0].phases and story.accepted_at if place.number == 1 else told.steps[0].begin
-    begin = waiting_since or told.steps[0].begin
-    end = max([step.end or datetime.now(begin.tzinfo) for step in told.steps], default=begin)
+    waiting_since = result.attempts[0].phases and story.accepted_at if place.number == 1 else history.steps[0].begin
+    begin = waiting_since or history.steps[0].begin
+    end = max([step.end or datetime.now(begin.tzinfo) for step in history.steps], default=begin)
     seconds = (end - begin).total_seconds()
     scale = _WIDTH / max(0.001, seconds)
     values = {
         "task": result,
         "attempt": record,
-        "told": told,
+        "told": history,
         "calls": calls,
-        "phases": _phases(told, begin, scale),
-        "limit_lane": list(_limit_bars(told, calls, record, begin, scale)),
+        "phases": _phases(history, begin, scale),
+        "limit_lane": list(_limit_bars(history, calls, record, begin, scale)),
         "model_lane": [_call_bar(one, begin, scale) for one in calls],
         "usage": usage_charts(record.environment, begin.timestamp(), seconds),
         "about": {name: value for name, value in record.environment.items() if name != "samples"},
@@ -110,7 +110,7 @@ def attempt(call: WebCall) -> PageView:
 
 
 def _phases(told: AttemptStory, begin: datetime, scale: float) -> list[Bar]:
-    """The queue, then every phase; what a phase waited for a limit comes first within it, in another colour."""
+    """Returns the queue, then every phase. A phase's waits for limits are drawn at its begin, in another colour."""
     first = told.steps[0].begin if told.steps else begin
     bars = [Bar(0.0, (first - begin).total_seconds() * scale, "waiting", "waiting in the queue")]
     for step in told.steps:
@@ -129,7 +129,7 @@ def _phases(told: AttemptStory, begin: datetime, scale: float) -> list[Bar]:
 def _limit_bars(
     told: AttemptStory, calls: Sequence[ModelCallLine], record: AttemptRecord, begin: datetime, scale: float
 ) -> Iterator[Bar]:
-    """What held the attempt up, when it did: the queue's limits, starts, models' limits, its own limits."""
+    """Yields what delayed the attempt, and when: the queue's limits, starts, models' limits, its own limits."""
 
     def bar(at: datetime, seconds: float, title: str) -> Bar:
         return _bar_within((at - begin).total_seconds(), seconds, scale, "limit", title)
@@ -159,13 +159,13 @@ def _call_bar(one: ModelCallLine, begin: datetime, scale: float) -> Bar:
 
 
 def _bar_within(second: float, seconds: float, scale: float, kind: str, title: str) -> Bar:
-    """From that second since the timeline's begin, within the drawing whatever the clocks said."""
+    """Returns a bar that begins at `second` of the timeline, kept within the drawing even if clocks differed."""
     x = min(max(0.0, second * scale), _WIDTH - 1)
     return Bar(x, min(max(1.0, seconds * scale), _WIDTH - x), kind, title)
 
 
 def _command_bars(call: WebCall, record: AttemptRecord, begin: datetime, scale: float) -> Iterator[Bar]:
-    """From the recording, where there is one that can be read."""
+    """Yields the recording's commands, if there is a readable recording."""
     artifact = next((one for one in record.artifacts if one.kind is ArtifactKind.TERMINAL and one.key), None)
     if artifact is None:
         return
@@ -183,7 +183,7 @@ def _command_bars(call: WebCall, record: AttemptRecord, begin: datetime, scale: 
 
 
 def read_whole(call: WebCall, artifact: Artifact, most: int) -> bytes:
-    """Raises: SpecInvalid: it has more than `most` bytes; ArtifactMissing, ArtifactStoreUnavailable."""
+    """Raises: SpecInvalid: the artifact has more than `most` bytes; ArtifactMissing, ArtifactStoreUnavailable."""
     if (artifact.size_bytes or 0) > most:
         raise SpecInvalid(
             f"the {artifact.kind.value} has {artifact.size_bytes:,} bytes, too many for a page; fetch the file"
@@ -193,7 +193,7 @@ def read_whole(call: WebCall, artifact: Artifact, most: int) -> bytes:
 
 @pages.get("/attempts/{attempt}/files/{kind}")
 def file(call: WebCall) -> PageView:
-    """An artifact as text: the beginning of it, and the way to all of it."""
+    """Shows the beginning of an artifact as text, with a link to all of it."""
     place, result, record = attempt_record(call)
     artifact = artifact_of(call, place.attempt_id, call.path["kind"])
     text, missing = "", artifact.missing
@@ -213,35 +213,32 @@ def file(call: WebCall) -> PageView:
     return PageView("file.html", values)
 
 
-# --- The trajectory -------------------------------------------------------------------------------------------------
-
-
 @pages.get("/attempts/{attempt}/trajectory")
 def trajectory(call: WebCall) -> PageView:
-    """What the agent and the model said, step by step; conversations of sub-agents folded."""
+    """Shows the steps of the agent and the model; conversations of sub-agents are folded."""
     place, result, record = attempt_record(call)
     values: dict[str, Any] = {"task": result, "attempt": record, "problem": ""}
     try:
-        found = _read(call, place.attempt_id)
+        whole = _read(call, place.attempt_id)
     except (ArtifactMissing, SpecInvalid) as error:
         return PageView("trajectory.html", {**values, "problem": str(error)})
-    branches = [one for one in _list(found.get("subagent_trajectories")) if isinstance(one, Mapping)]
+    branches = [one for one in _list(whole.get("subagent_trajectories")) if isinstance(one, Mapping)]
     chosen = call.query.get("branch", "")
-    shown = next((one for one in branches if str(one.get("trajectory_id")) == chosen), found)
+    shown = next((one for one in branches if str(one.get("trajectory_id")) == chosen), whole)
     steps = [one for one in _list(shown.get("steps")) if isinstance(one, Mapping)]
     page = _page(call.query.get("page", "1"), len(steps))
     diffs, first = diffs_after(call, place.attempt_id, steps), (page - 1) * _STEPS
-    told = [step_of(one) | {"diff": diffs.get(n)} for n, one in enumerate(steps[first : page * _STEPS], first)]
+    step_values = [step_of(one) | {"diff": diffs.get(n)} for n, one in enumerate(steps[first : page * _STEPS], first)]
     values |= {
-        "steps": [(copied, list(part)) for copied, part in groupby(told, key=itemgetter("copied"))],
+        "steps": [(copied, list(part)) for copied, part in groupby(step_values, key=itemgetter("copied"))],
         "patch": "" if diffs else final_patch(call, place.attempt_id),
         "others": [_branch(one) for one in branches],
-        "kind": _branch(shown)["kind"] if shown is not found else "",
-        "branch": chosen if shown is not found else "",
+        "kind": _branch(shown)["kind"] if shown is not whole else "",
+        "branch": chosen if shown is not whole else "",
         "page": page,
         "pages": max(1, -(-len(steps) // _STEPS)),
         "total": len(steps),
-        "final": mapping_of(found.get("final_metrics")),
+        "final": mapping_of(whole.get("final_metrics")),
     }
     return PageView("trajectory.html", values)
 
@@ -250,10 +247,10 @@ def _read(call: WebCall, attempt_id: UUID) -> Mapping[str, Any]:
     """Raises: ArtifactMissing, SpecInvalid: too long, or not JSON."""
     artifact = artifact_of(call, attempt_id, "trajectory")
     try:
-        found = json.loads(read_whole(call, artifact, _MOST_TRAJECTORY))
+        content = json.loads(read_whole(call, artifact, _MOST_TRAJECTORY))
     except (ValueError, RecursionError) as error:
         raise SpecInvalid(f"expected a trajectory in JSON, found: {str(error)[:100]}; fetch the file") from None
-    return mapping_of(found)
+    return mapping_of(content)
 
 
 def _page(asked: str, steps: int) -> int:
@@ -262,7 +259,7 @@ def _page(asked: str, steps: int) -> int:
 
 
 def step_of(step: Mapping[str, Any]) -> dict[str, Any]:
-    """A step with every field that the page shows, whatever is missing or of another kind in it."""
+    """Returns a step with every field that the page shows, even if fields are missing or of another type."""
     metrics, extra = mapping_of(step.get("metrics")), mapping_of(step.get("extra"))
     return {
         "id": step.get("step_id"),
@@ -282,19 +279,19 @@ def step_of(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _observed(step: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = []
+    observations = []
     for one in _list(mapping_of(step.get("observation")).get("results")):
         references = [
             mapping_of(each).get("trajectory_id") for each in _list(mapping_of(one).get("subagent_trajectory_ref"))
         ]
-        found.append(
+        observations.append(
             {"text": _text(mapping_of(one).get("content")), "branches": [str(each) for each in references if each]}
         )
-    return found
+    return observations
 
 
 def _tool_call(one: Mapping[str, Any]) -> tuple[str, str]:
-    """Its name, and its arguments: a command as it is, others as JSON."""
+    """Returns the tool's name and its arguments: a command as it is, others as JSON."""
     arguments = one.get("arguments")
     if (
         isinstance(arguments, Mapping)
@@ -315,7 +312,7 @@ def _branch(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """Of what is no text, its beginning as JSON."""
+    """Returns a text as it is, and the beginning of any other value as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     pieces, length = [], 0

@@ -1,4 +1,4 @@
-"""What stands around the runs: comparison, cleanup, models, experience, users' actions."""
+"""Pages around the runs: comparison, cleanup, models, experience, users' actions."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ pages = Pages()
 
 @pages.get("/compare")
 def compared(call: WebCall) -> PageView:
-    """Two runs task by task; refused, with the reason, where something else than the model differs."""
-    asked = call.query
-    allow = tuple(name for name in SAME if asked.get(f"allow_{name}"))
+    """Shows two runs task by task; refused, with the reason, if they differ in more than the model."""
+    query = call.query
+    allow = tuple(name for name in SAME if query.get(f"allow_{name}"))
     values = {
-        "first": asked.get("first", ""),
-        "second": asked.get("second", ""),
+        "first": query.get("first", ""),
+        "second": query.get("second", ""),
         "found": None,
         "refusal": "",
         "same": SAME,
@@ -60,13 +60,13 @@ def compared(call: WebCall) -> PageView:
 
 @pages.get("/runs/{run}/cleanup")
 def cleanup(call: WebCall) -> PageView:
-    """What was made for a run, and what was removed."""
+    """Lists the resources that were made for a run, and those removed."""
     return PageView("cleanup.html", {"receipt": receipts.of_run(call.database, call.run())})
 
 
 @pages.get("/quarantine", Scope.ADMINISTER)
 def quarantine(call: WebCall) -> PageView:
-    """Instances that take nothing new, alarms of the audit, quarantined tasks, what chaos found."""
+    """Shows draining instances, alarms of the audit, quarantined tasks, and the last chaos report."""
     with call.database.begin() as connection:
         statement = """
             SELECT at, kind, run_id, data FROM events WHERE kind IN ('audit.alarm', 'audit.cleared')
@@ -78,8 +78,8 @@ def quarantine(call: WebCall) -> PageView:
             " ORDER BY changed_at DESC LIMIT 200",
         ).all()
     draining = [one for one in instances.live(call.database) if one.draining_why]
-    found = chaos.read(call.services.settings.home)
-    return PageView("quarantine.html", {"draining": draining, "alarms": alarms, "tasks": tasks, "chaos": found})
+    report = chaos.read(call.services.settings.home)
+    return PageView("quarantine.html", {"draining": draining, "alarms": alarms, "tasks": tasks, "chaos": report})
 
 
 _RECENT = f"""
@@ -95,19 +95,19 @@ WHERE action = 'limit.set' AND subject LIKE 'model%' ORDER BY id DESC LIMIT 200"
 
 @pages.get("/models")
 def models(call: WebCall) -> PageView:
-    """Engines, limits, and tokens by user and by model."""
-    mine = call.whose
+    """Shows inference servers, limits, and tokens by user and by model."""
+    user = call.whose
     with call.database.begin() as connection:
         replicas = model_replicas.listed(connection)
-        by_model = model_usage.usage(connection, "model", user=mine)
-        by_user = model_usage.usage(connection, "user", user=mine)
+        by_model = model_usage.usage(connection, "model", user=user)
+        by_user = model_usage.usage(connection, "user", user=user)
         loads = {one.url: one for one in pressure.engines(connection)}
         since = listings.id_of(time.time() - listings.ENGINE_S)
-        recent = {row.replica: row for row in sql(connection, _RECENT, {"since": since, "user": mine or ""})}
+        recent = {row.replica: row for row in sql(connection, _RECENT, {"since": since, "user": user or ""})}
     shown = call.visible(limits.show(call.database, call.services.settings))
     uses = [use for use in shown if use.name.startswith("model")]
     with call.database.begin() as connection:
-        changes = [row for row in sql(connection, _CHANGES) if not mine or row.subject in {use.name for use in uses}]
+        changes = [row for row in sql(connection, _CHANGES) if not user or row.subject in {use.name for use in uses}]
     now = {"limits": uses, "changes": changes, "loads": loads, "recent": recent}
     return PageView("models.html", {"replicas": replicas, "by_model": by_model, "by_user": by_user, **now})
 
@@ -128,20 +128,20 @@ ORDER BY t.id LIMIT 500"""
 
 @pages.get("/runs/{run}/experience")
 def of_training(call: WebCall) -> PageView:
-    """Groups, versions, staleness and waste of a training run."""
+    """Shows the groups, versions, staleness and waste of a training run."""
     run_id = call.run()
     with call.database.begin() as connection:
         row = sql(connection, "SELECT * FROM experience_runs WHERE run_id = :run", {"run": run_id}).first()
         versions = sql(connection, _VERSIONS, {"policy": row.policy if row else ""}).all()
         staleness = sql(connection, _STALENESS, {"run": run_id}).all()
-        asked = {"run": run_id, "state": call.query.get("state", "")}
-        groups = sql(connection, _GROUPS, asked).all()
+        selection = {"run": run_id, "state": call.query.get("state", "")}
+        groups = sql(connection, _GROUPS, selection).all()
     values = {
         "run": results.run_status(call.database, run_id),
         "feeds": row,
         "groups": experience.counts(call.database, run_id) if row else None,
         "versions": versions,
-        "asked": asked,
+        "asked": selection,
         "listed": groups,
         "staleness": staleness,
         "dropped": dropped(call.database, run_id),
@@ -152,7 +152,7 @@ def of_training(call: WebCall) -> PageView:
 
 @pages.get("/actions", Scope.ADMINISTER)
 def actions(call: WebCall) -> PageView:
-    """Who did what, when and why."""
+    """Lists the actions of users, with time and reason, and the tokens."""
     return PageView(
         "actions.html", {"actions": users.actions(call.database), "tokens": users.all_tokens(call.database)}
     )

@@ -1,4 +1,4 @@
-"""The fleet as it is now, and the list of runs."""
+"""Pages of the fleet as it is now, and of the list of runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RUNS = 50
 
 
 def fleet_values(services: WebServices, user_name: str) -> dict[str, Any]:
-    """What the fleet has and does; user_name: one user's part alone, empty: everybody's."""
+    """Returns the values of the fleet's page. user_name: only this user's part; empty: all users."""
     settings, database = services.settings, services.database
     shown = limits.show(database, settings)
     uses = shown if not user_name else [use for use in shown if use.name.startswith(("slots:", "pool:"))]
@@ -42,38 +42,38 @@ def fleet_values(services: WebServices, user_name: str) -> dict[str, Any]:
 
 
 def by_host(settings: Settings, live: Sequence[LiveInstance]) -> list[dict[str, Any]]:
-    """Places by host and class, without a host last. usd_hour: of those that were made; None: no price can be read."""
+    """Returns slots by host and class, without a host last. usd_hour: of created instances; None: no known price."""
     groups: dict[tuple[str | None, str, str, str], list[LiveInstance]] = {}
     for one in live:
         groups.setdefault((one.host, one.mode.value, one.resource_class, one.provider), []).append(one)
-    found, price_of = [], prices_of(settings)
+    hosts, price_of = [], prices_of(settings)
     for key, group in sorted(groups.items(), key=lambda item: (item[0][0] is None, *map(str, item[0]))):
         row: dict[str, Any] = dict(zip(("host", "mode", "resource_class", "provider"), key, strict=True))
         row |= {"up": len(group), "used": sum(one.used for one in group), "slots": sum(one.slots for one in group)}
         price = price_of(row["provider"], row["resource_class"])
-        made = sum(one.state != InstanceState.REQUESTED for one in group)
-        found.append({**row, "usd_hour": None if price is None else price * made})
-    return found
+        created = sum(one.state != InstanceState.REQUESTED for one in group)
+        hosts.append({**row, "usd_hour": None if price is None else price * created})
+    return hosts
 
 
 def fleet_text(services: WebServices, user_name: str) -> str:
-    """The moving part of the page."""
+    """Renders the live part of the page."""
     return fragment("fleet_part.html", fleet_values(services, user_name))
 
 
 @pages.get("/")
 def fleet(call: WebCall) -> PageView:
-    """The fleet now."""
+    """Shows the fleet now."""
     return PageView("fleet.html", fleet_values(call.services, call.whose or ""))
 
 
 @pages.get("/runs")
 def runs(call: WebCall) -> PageView:
-    """Runs, newest first."""
+    """Lists runs, newest first."""
     before = call.query.get("before")
     try:
         after = UUID(before) if before else None
     except ValueError:
         raise SpecInvalid("expected the id of a run in `before`, found something else") from None
-    found = results.runs(call.database, _RUNS, user_name=call.whose, before=after)
-    return PageView("runs.html", {"runs": found, "more": found[-1].id if len(found) == _RUNS else ""})
+    listed = results.runs(call.database, _RUNS, user_name=call.whose, before=after)
+    return PageView("runs.html", {"runs": listed, "more": listed[-1].id if len(listed) == _RUNS else ""})

@@ -1,4 +1,4 @@
-"""What a page is: a function, its path and the scope that it needs; forms carry the browser's secret."""
+"""Defines pages: a function, its path and the scope that it needs; forms carry the browser's secret."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Answer = Callable[[WebCall], PageView | Response]
 
 @dataclass(frozen=True, slots=True)
 class WebPage:
-    """One path. The function gets the query, or the form of a POST, as a dictionary in `call.query`."""
+    """A page. The function gets the query, or the form of a POST, as a dictionary in `call.query`."""
 
     method: str
     path: str
@@ -35,7 +35,7 @@ class WebPage:
     scope: Scope
 
     async def respond(self, request: Request, services: WebServices, access: Access) -> Response:
-        """Check who asks, then answer. Raises: MegaFlowError, CallRefusal, ClientDisconnected."""
+        """Checks the caller, then answers. Raises: MegaFlowError, CallRefusal, ClientDisconnected."""
         caller = await run_in_threadpool(access.caller, request, self.scope)
         given = dict(request.query_params)
         if self.method == "POST":
@@ -46,19 +46,19 @@ class WebPage:
 
     def _answered(self, call: WebCall) -> Response:
         try:
-            found = self.answer(call)
+            view = self.answer(call)
         except ValidationError as error:
             if self.method == "POST":  # a field of its form
                 raise invalid(error) from error
             raise
-        if isinstance(found, Response):
-            return found
+        if isinstance(view, Response):
+            return view
         web = {"flower": f"http://{call.services.settings.bind}:{call.services.settings.flower_port}"}
-        return render(found, call.caller, web)
+        return render(view, call.caller, web)
 
 
 class Pages(list[WebPage]):
-    """Pages; functions join by the decorators."""
+    """Pages; the decorators add functions."""
 
     def get(self, path: str, scope: Scope = Scope.READ) -> Callable[[Answer], Answer]:
         return self._adds("GET", path, scope)
@@ -75,7 +75,7 @@ class Pages(list[WebPage]):
 
 
 async def read_form(request: Request, most: int = _FORM_BYTES) -> dict[str, str]:
-    """The fields of a form. Raises: SpecInvalid; CallRefusal: it has more than `most` bytes; ClientDisconnected."""
+    """Reads the fields of a form. Raises: SpecInvalid; CallRefusal: more than `most` bytes; ClientDisconnected."""
     raw = await read_body(request.receive, request.headers.raw, most)
     try:
         return dict(parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=_FIELDS))

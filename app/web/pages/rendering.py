@@ -1,4 +1,4 @@
-"""Renders templates: every text that is shown is escaped and cleaned, unknown is "unknown"."""
+"""Renders templates: every shown text is escaped and cleaned; a value that is not known becomes "unknown"."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _POLICY = (
 )
 POLICY = _POLICY.format(script="", style="")
 SHELL_POLICY = _POLICY.format(script="", style=" 'unsafe-inline'")
-"""Of the page with a live shell: the terminal draws with styles of its own."""
+"""Policy of the page with a live shell: the terminal draws with styles of its own."""
 TERMINAL_POLICY = _POLICY.format(script=" 'wasm-unsafe-eval'", style=" 'unsafe-inline'")
-"""Of the pages with a terminal: the player draws with styles of its own and decodes in WebAssembly."""
+"""Policy of the pages with a terminal: the player draws with its own styles and decodes in WebAssembly."""
 _MOST_CHARACTERS = 20_000
-"""Of one text on a page; the artifact has all of it."""
+"""Most characters of one text on a page; the artifact has all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageView:
-    """A template with what it shows. live: the path of the stream that renews its moving part."""
+    """A template with its values, status and headers."""
 
     template: str
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -42,27 +42,24 @@ class PageView:
 
 
 def render(view: PageView, caller: WebUser | None, web: Mapping[str, Any]) -> Response:
-    """The whole page. web: what every page shows, such as links for administrators."""
+    """Renders the whole page. web: values of every page, such as links for administrators."""
     values = {**web, "me": caller, **view.values}
     text = _ENVIRONMENT.get_template(view.template).render(values)
     return HTMLResponse(text, status_code=view.status, headers=dict(view.headers))
 
 
 def fragment(template: str, values: Mapping[str, Any]) -> str:
-    """A part of a page."""
+    """Renders a part of a page."""
     return _ENVIRONMENT.get_template(template).render(values)
 
 
 def error_page(status: int, message: str) -> Response:
-    """What went wrong, for a browser."""
+    """Returns the page of an error."""
     return render(PageView("error.html", {"status": status, "message": message}, status), None, {})
 
 
-# --- How values look ------------------------------------------------------------------------------------------------
-
-
 def _shown(value: Any) -> Any:
-    """Each value of a template: None is unknown; text comes without what steers a terminal or turns lines around."""
+    """Returns a template's value as shown: None is unknown; text is cut, and has no control or direction characters."""
     if value is None:
         return UNKNOWN
     if isinstance(value, str) and not isinstance(value, Markup):
@@ -73,7 +70,7 @@ def _shown(value: Any) -> Any:
 
 
 def at(value: datetime | str | None) -> Markup | str:
-    """A moment, as a `time` element."""
+    """Formats a time, as a `time` element."""
     if value is None:
         return UNKNOWN
     moment = datetime.fromisoformat(value) if isinstance(value, str) else value
@@ -82,24 +79,24 @@ def at(value: datetime | str | None) -> Markup | str:
 
 
 def lasted(seconds: float | None) -> str:
-    """`48s`, `3m12s`."""
+    """Formats a duration: `48s`, `3m12s`."""
     return UNKNOWN if seconds is None else texts.lasted(seconds)
 
 
 def percent(share: float | None) -> str:
-    """`66.7 %` of a share of 1."""
+    """Formats a share of 1 as `66.7 %`."""
     return UNKNOWN if share is None else f"{100 * share:.1f} %"
 
 
 def dollars(amount: float | None) -> str:
-    """`$0.0123`: four digits below a dollar, two above."""
+    """Formats dollars as `$0.0123`: four digits below a dollar, two above."""
     if amount is None:
         return UNKNOWN
     return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.4f}"
 
 
 def size(count: int | None) -> str:
-    """`12.3 kB`."""
+    """Formats a number of bytes as `12.3 kB`."""
     if count is None:
         return UNKNOWN
     number, unit = float(count), "B"
@@ -111,22 +108,22 @@ def size(count: int | None) -> str:
 
 
 def short(identity: UUID | str) -> str:
-    """The end of an id."""
+    """Returns the end of an id."""
     return str(identity)[-12:]
 
 
 def reward(value: float | None) -> str:
-    """A number, or `not scored`."""
+    """Formats a reward, or `not scored`."""
     return "not scored" if value is None else f"{value:g}"
 
 
 def whole(text: str) -> Markup:
-    """A text that is cut and cleaned already, escaped and without another bound."""
+    """Escapes a text that is already cut and cleaned, without another limit."""
     return Markup("{}").format(text)
 
 
 def lines_of_diff(text: str) -> Markup:
-    """A diff whose added and removed lines are marked."""
+    """Marks the added and removed lines of a diff."""
     kinds = {"+": "added", "-": "removed", "@": "hunk"}
     lines = (
         Markup('<span class="{}">{}</span>').format(kinds.get(line[:1], "same"), line)

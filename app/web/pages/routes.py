@@ -1,4 +1,4 @@
-"""All pages as Starlette's routes, with the streams that renew their moving parts."""
+"""Defines the Starlette routes of all pages, with the streams that update their live parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGES: tuple[WebPage, ...] = (
 
 
 def routes(services: WebServices, access: Access) -> list[BaseRoute]:
-    """One route for each page, those of signing in, and the streams."""
+    """Returns a route for each page, the routes of signing in, and the streams."""
 
     def route(one: WebPage) -> Route:
         async def answer(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""A run: its score, a cell for each attempt, a table of tasks; and what can be done with it."""
+"""Pages of a run: its score, a cell for each attempt, a table of tasks; and its operations."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ pages = Pages()
 _LINES = 100
 _SUBMISSIONS = TypeAdapter(Submission)
 HAS_STATISTICS = find_spec("scipy") is not None
-"""Intervals need the extra `report`."""
+"""Whether intervals can be computed, which needs the extra `report`."""
 
 
 def run_values(services: WebServices, run_id: UUID) -> dict[str, Any]:
-    """Where a run stands: what its moving part shows."""
+    """Returns the values of the run page's live part."""
     database = services.database
     status = results.run_status(database, run_id)
     solved = results.solved_counts(database, run_id, BASELINES) if status.scored and HAS_STATISTICS else {}
@@ -68,25 +68,25 @@ _COST = "SELECT sum(a.cost_usd) FROM tasks t JOIN attempts a ON a.task_id = t.id
 
 
 def time_left(status: results.RunStatus) -> float | None:
-    """Seconds until the run's end, if it goes on as it did; None: nothing ended yet, or it is done."""
+    """Estimates the seconds until the run's end, at its pace until now; None: no task has ended yet, or all have."""
     if status.done or not status.ended:
         return None
     return (datetime.now(UTC) - status.created_at).total_seconds() / status.ended * (status.total - status.ended)
 
 
 def run_text(services: WebServices, run_id: UUID) -> str:
-    """The moving part of the page."""
+    """Renders the live part of the page."""
     return fragment("run_part.html", run_values(services, run_id))
 
 
 def run_part(services: WebServices, run_id: UUID) -> Markup:
-    """The moving part as viewers of the page have it: made anew only after a change of the ledger."""
+    """Returns the live part as viewers of the page have it: made again only after a change of the ledger."""
     return Markup(services.live.text(f"run {run_id}", lambda: run_text(services, run_id)))
 
 
 @pages.get("/runs/{run}")
 def run(call: WebCall) -> PageView:
-    """A run; the table's conditions are in the address."""
+    """Shows a run; the table's conditions are in the URL."""
     run_id = call.run()
     values = {
         "run": results.run_head(call.database, run_id),
@@ -99,13 +99,13 @@ def run(call: WebCall) -> PageView:
 
 @pages.get("/tasks")
 def tasks(call: WebCall) -> PageView:
-    """Tasks of all runs: the rows behind the fleet's counts."""
+    """Lists tasks of all runs: the rows behind the fleet's counts."""
     own = {} if call.caller.administers else {"user": call.caller.user_name}
     return PageView("tasks.html", {"run": None, **_table(call, listings.CONDITIONS, **own)})
 
 
 def _table(call: WebCall, filters: Sequence[str], **fixed: Any) -> dict[str, Any]:
-    """Tasks by the conditions in the address, and those that are fixed. Raises: SpecInvalid."""
+    """Returns the tasks by the conditions in the URL and the fixed ones. Raises: SpecInvalid."""
     chosen = {name: value for name in filters if (value := call.query.get(name))}
     if (outcome := call.query.get("outcome", "")) not in ("", "scored", *OUTCOMES):
         raise SpecInvalid(f"expected an outcome of scored, {', '.join(OUTCOMES)}, found {outcome[:80]!r}")
@@ -113,8 +113,8 @@ def _table(call: WebCall, filters: Sequence[str], **fixed: Any) -> dict[str, Any
         after = {"after": UUID(call.query["after"])} if call.query.get("after") else {}
     except ValueError:
         raise SpecInvalid("expected the id of a task in `after`, found something else") from None
-    wanted = ("solved", "unsolved", "suspect") if outcome == "scored" else (outcome,) if outcome else ()
-    lines = listings.task_lines(call.database, {**chosen, **fixed, **after}, outcomes=wanted, limit=_LINES)
+    outcomes = ("solved", "unsolved", "suspect") if outcome == "scored" else (outcome,) if outcome else ()
+    lines = listings.task_lines(call.database, {**chosen, **fixed, **after}, outcomes=outcomes, limit=_LINES)
     known = {
         "outcomes": ("scored", *OUTCOMES),
         "filters": filters,
@@ -125,36 +125,33 @@ def _table(call: WebCall, filters: Sequence[str], **fixed: Any) -> dict[str, Any
 
 @pages.get("/runs/{run}/at/{index}/{number}")
 def cell_at(call: WebCall) -> Response:
-    """The attempt of a cell; of one without an attempt its task."""
+    """Redirects to the attempt of a cell, or to its task if it has no attempt."""
     run_id, places = call.run(), [call.path["index"], call.path["number"]]
     known = all(place.isascii() and place.isdigit() and len(place) < 10 for place in places)
-    found = listings.cell_at(call.database, run_id, *map(int, places)) if known else None
-    if found is None:
+    cell = listings.cell_at(call.database, run_id, *map(int, places)) if known else None
+    if cell is None:
         raise UnknownName(f"the run has no task {places[0][:20]}")
-    return RedirectResponse(f"/attempts/{found.attempt_id}" if found.attempt_id else f"/tasks/{found.task_id}", 303)
+    return RedirectResponse(f"/attempts/{cell.attempt_id}" if cell.attempt_id else f"/tasks/{cell.task_id}", 303)
 
 
 @pages.get("/runs/{run}/explain")
 def explained(call: WebCall) -> PageView:
-    """Where a run's time went, and what holds the rest up."""
+    """Explains where a run's time went, and what delays the rest."""
     story = explain_run.run(call.database, call.services.settings, call.run())
     return PageView("run_explain.html", {"story": story})
 
 
 @pages.get("/runs/{run}/report")
 def report(call: WebCall) -> PageView:
-    """The report of `megaflow report`, as a page."""
+    """Shows the report of `megaflow report`, as a page."""
     run_id = call.run()
-    made = call.flow.installation.report(run_id, allow_loss=True)
+    run_report = call.flow.installation.report(run_id, allow_loss=True)
     policy = f"default-src 'none'; style-src 'sha256-{STYLE_HASH}'; frame-ancestors 'none'; base-uri 'none'"
-    return PageView("plain.html", {"text": html_page(made)}, headers={"Content-Security-Policy": policy})
-
-
-# --- What can be done with it ---------------------------------------------------------------------------------------
+    return PageView("plain.html", {"text": html_page(run_report)}, headers={"Content-Security-Policy": policy})
 
 
 def _then(call: WebCall, answer: Any) -> Response:
-    """Back to the run after an operation of the API."""
+    """Runs an operation of the API, then redirects to the run."""
     reason = api.Reason(reason=call.query.get("reason", "")[: api.MOST_REASON])
     answer(WebCall(call.services, call.caller, call.path, body=reason))
     return RedirectResponse(f"/runs/{call.run()}", status_code=303)
@@ -168,13 +165,13 @@ for _name, _operation in (
 
 @pages.get("/submit", Scope.SUBMIT)
 def submit_form(call: WebCall) -> PageView:
-    """A form that submits a dataset."""
+    """Shows a form that submits a dataset."""
     return PageView("submit.html", {"given": {}, "error": ""})
 
 
 @pages.post("/submit")
 def submit(call: WebCall) -> PageView | Response:
-    """Submit what the form says; what is wrong is shown beside it."""
+    """Submits the form; an error is shown next to it."""
     form = call.query
     given = {name: form[name].strip() for name in ("dataset", "agent", "replicas", "name") if form.get(name)}
     if form.get("model"):
@@ -191,7 +188,7 @@ def submit(call: WebCall) -> PageView | Response:
 
 @pages.post("/limits", Scope.ADMINISTER)
 def set_limit(call: WebCall) -> Response:
-    """Set a limit."""
+    """Sets a limit."""
     form = call.query
     try:
         capacity = float(form["capacity"]) if form.get("capacity") else None

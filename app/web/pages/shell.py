@@ -1,8 +1,8 @@
-"""A live shell in the environment of an attempt whose agent is at work, for those who may have one.
+"""A live shell in the environment of an attempt whose agent is at work.
 
-An administrator may open one in every attempt, a user who submits in those of the user's own, except where commands run
-on the worker's host without isolation. Who had one is on record, its stream is in the recording, and the attempt's
-verdict is suspect: a person may have done the work. The bytes pass through Redis: `app.live_shell`.
+An administrator may open one in every attempt, other users who submit in their own attempts, except where commands run
+on the worker's host without isolation. Each shell is recorded with its user, its stream is in the recording, and the
+attempt's verdict is suspect: a person may have done the work. The bytes pass through Redis: `app.live_shell`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from app.web.pages.rendering import SHELL_POLICY, PageView
 pages = Pages()
 
 _MOST_SHELLS = 3
-"""Of one user at once."""
+"""Most shells of one user at once."""
 
 
 @pages.get("/attempts/{attempt}/shell", Scope.SUBMIT)
 def shell(call: WebCall) -> PageView:
-    """The terminal, or why there is none."""
+    """Shows the terminal, or the reason why there is none."""
     _, result, record = attempt_record(call)
     values = {"task": result, "attempt": record, "problem": "", "hours": TOTAL_S / 3600, "idle": IDLE_S / 60}
     try:
@@ -51,7 +51,7 @@ def shell(call: WebCall) -> PageView:
 
 
 def _refuse(call: WebCall, record: AttemptRecord) -> None:
-    """Raises: NotAllowed, SpecInvalid: the caller may have no shell in it, or there is nothing to have one in."""
+    """Raises: NotAllowed, SpecInvalid: the caller may have no shell in the attempt, or its agent is not at work."""
     kind = results.task_spec(call.database, attempt_record(call)[1].task_id).task.environment.kind
     if kind in IMAGELESS and not call.caller.administers:
         raise NotAllowed(f"expected an environment with isolation, found {kind.value!r}: for administrators alone")
@@ -61,7 +61,7 @@ def _refuse(call: WebCall, record: AttemptRecord) -> None:
 
 
 def routes(services: WebServices, access: Access) -> list[WebSocketRoute]:
-    """The socket of the page."""
+    """Returns the route of the page's socket."""
     opened = Counter[str]()
 
     async def answer(socket: WebSocket) -> None:
@@ -81,7 +81,7 @@ def routes(services: WebServices, access: Access) -> list[WebSocketRoute]:
             why = await _had(socket, access, call, place)
             await socket.send_json({"end": why})
             await socket.close()
-        except (WebSocketDisconnect, RuntimeError):  # it has gone
+        except (WebSocketDisconnect, RuntimeError):  # the page was closed
             pass
         finally:
             opened[caller.user_name] -= 1
@@ -90,11 +90,11 @@ def routes(services: WebServices, access: Access) -> list[WebSocketRoute]:
 
 
 async def _had(socket: WebSocket, access: Access, call: WebCall, place: AttemptPlace) -> str:
-    """Have the shell; why it ended. Raises: WebSocketDisconnect."""
+    """Runs the shell. Returns the reason of its end. Raises: WebSocketDisconnect."""
     try:
-        found = json.loads(await asyncio.wait_for(socket.receive_text(), ANSWER_S))
-        check_form(call.caller, str(found["csrf"]))
-        size = size_of(found["size"])
+        message = json.loads(await asyncio.wait_for(socket.receive_text(), ANSWER_S))
+        check_form(call.caller, str(message["csrf"]))
+        size = size_of(message["size"])
     except (MegaFlowError, TimeoutError, ValueError, KeyError, TypeError) as error:
         return str(error) or "expected the page's first message, found none"
     request = ShellRequest.new(place.attempt_id, call.caller.user_name, *size)
@@ -114,19 +114,19 @@ async def _had(socket: WebSocket, access: Access, call: WebCall, place: AttemptP
 
 
 async def _first_of(*several: Coroutine[Any, Any, None]) -> None:
-    """Until one of them has ended; the others are cancelled. Raises: what that one raises."""
+    """Waits until the first one has ended, and cancels the others. Raises: what the first one raises."""
     tasks = [asyncio.create_task(one) for one in several]
-    done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    while left:  # a wait that ends at the same moment may lose a cancellation, and redis waits all the time
+    ended, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    while left:  # again: a wait that ends at that moment may lose a cancellation, and redis always waits
         for task in left:
             task.cancel()
         _, left = await asyncio.wait(left, timeout=0.5)
-    for task in done:
+    for task in ended:
         task.result()
 
 
 async def _type(socket: WebSocket, link: ShellLink) -> None:
-    """Until the page has gone. Raises: WebSocketDisconnect, TooManyRequests."""
+    """Passes input to the shell until the page was closed. Raises: WebSocketDisconnect, TooManyRequests."""
     while (message := await socket.receive())["type"] != "websocket.disconnect":
         if (data := message.get("bytes")) is not None:
             await link.typed(data)
@@ -140,7 +140,7 @@ async def _type(socket: WebSocket, link: ShellLink) -> None:
 
 
 async def _show(socket: WebSocket, pieces: AsyncIterator[bytes]) -> None:
-    """Until the shell has ended, or the caller's token is no longer valid."""
+    """Passes output to the page until the shell has ended, or the caller's token is no longer valid."""
     async for piece in pieces:
         if piece:
             await socket.send_bytes(piece)

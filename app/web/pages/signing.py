@@ -1,4 +1,4 @@
-"""Signing in: by a one-time link or by a token that is pasted; and out."""
+"""Signs browsers in, by a one-time link or by a pasted token, and out."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from app.web.pages.rendering import PageView, render
 
 
 def routes(services: WebServices, access: Access) -> list[Route]:
-    """Paths that need no session yet, and the way out."""
+    """Returns the routes of signing in, which need no session, and of signing out."""
 
     async def sign_in(request: Request) -> Response:
-        """The form; or by a one-time link, at once."""
+        """Shows the form, or signs in at once by a one-time link."""
         after, once = _own(request.query_params.get("next", "/")), request.query_params.get("once", "")
-        if not once or request.method == "HEAD":  # a preview, which must not use the link up
+        if not once or request.method == "HEAD":  # a preview must not use up the link
             return render(PageView("sign_in.html", {"next": after}), None, {})
         token = await run_in_threadpool(users.take_link, services.database, once)
         if token is not None:
@@ -48,7 +48,7 @@ def routes(services: WebServices, access: Access) -> list[Route]:
         return await begun(token, after)
 
     async def begun(token: UserToken, after: str) -> Response:
-        """A session of the browser."""
+        """Begins a session of the browser."""
         secret = await run_in_threadpool(_session, services, token)
         answer = RedirectResponse(after, status_code=303)
         secure = services.settings.web_base().startswith("https:")
@@ -73,7 +73,7 @@ def routes(services: WebServices, access: Access) -> list[Route]:
 
 
 def _session(services: WebServices, token: UserToken) -> str:
-    """A browser's secret; it lapses with the token, and is revoked with it."""
+    """Makes a browser's secret. It lapses with the token, and is revoked with it."""
     left = SESSION_S
     if token.kind is TokenKind.TOKEN and token.expires_at is not None:
         left = min(left, max(1.0, (token.expires_at - datetime.now(UTC)).total_seconds()))
@@ -84,7 +84,7 @@ def _session(services: WebServices, token: UserToken) -> str:
 
 
 def _own(path: str) -> str:
-    """A path of this server; anything else is `/`."""
+    """Returns a path of this server; `/` for anything else."""
     return path if path.startswith("/") and not path.startswith(("//", "/\\")) and _is_url(path) else "/"
 
 

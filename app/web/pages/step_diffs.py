@@ -1,4 +1,4 @@
-"""The repository's diffs of an attempt, by the steps of its trajectory after which they stood."""
+"""Diffs of the repository during an attempt, by the step of the trajectory that each one follows."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from app.web.api.attempts import artifact_of, content_of
 from app.web.calls import WebCall
 
 _MOST = 20_000
-"""Characters of one diff that are shown."""
+"""Most characters of one diff that are shown."""
 
 
 def diffs_after(call: WebCall, attempt_id: UUID, steps: Sequence[Mapping[str, Any]]) -> dict[int, tuple[str, str]]:
-    """By the index of an agent's step: a title, and the diff after it where it is not the one before.
+    """Returns a title and the diff after an agent's step, by the step's index; steps that changed nothing are left out.
 
-    A step's commands have ended when the next answer of its model is there. Raises: ArtifactStoreUnavailable.
+    A step's commands have ended when the model's next answer arrives. Raises: ArtifactStoreUnavailable.
     """
     try:
         lines = content_of(call, artifact_of(call, attempt_id, ArtifactKind.STEP_DIFFS.value)).splitlines()
@@ -31,17 +31,17 @@ def diffs_after(call: WebCall, attempt_id: UUID, steps: Sequence[Mapping[str, An
     agents = [(n, at) for n, one in enumerate(steps) if one.get("source") == "agent" and (at := _seconds(one))]
     if not agents:
         return {}
-    found, shown = {}, sum(one["at"] <= agents[0][1] for one in entries)
+    diffs, shown = {}, sum(one["at"] <= agents[0][1] for one in entries)
     for (index, _), (_, until) in zip(agents, [*agents[1:], (0, float("inf"))], strict=True):
         past = sum(one["at"] <= until for one in entries)
         if past > shown:
-            found[index] = _titled(entries[past - 1])
+            diffs[index] = _titled(entries[past - 1])
         shown = max(shown, past)
-    return found
+    return diffs
 
 
 def final_patch(call: WebCall, attempt_id: UUID) -> str:
-    """The beginning of the attempt's patch; empty: there is none."""
+    """Returns the beginning of the attempt's patch; empty: there is none."""
     try:
         return _cut(content_of(call, artifact_of(call, attempt_id, ArtifactKind.PATCH.value)).decode(errors="replace"))
     except ArtifactMissing:

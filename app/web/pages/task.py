@@ -1,4 +1,4 @@
-"""A task: what it came to and why, its attempts, its replicas."""
+"""Page of a task: its result with the reason, its attempts, its replicas."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WITHOUT_FAILURE = {
 
 @pages.get("/tasks/{task}")
 def task(call: WebCall) -> PageView:
-    """A task, with the evidence of its end at the top."""
+    """Shows a task, with the evidence of its end at the top."""
     task_id = call.task()
     result = results.results(call.database, [task_id])[0]
     spec = results.task_spec(call.database, task_id)
@@ -61,25 +61,25 @@ def task(call: WebCall) -> PageView:
 
 
 def disagreement(replicas: Sequence[TaskLine]) -> str:
-    """How replicas that were scored disagree; empty: they do not."""
+    """Describes how scored replicas disagree; empty: they do not."""
     scored = Counter(one.outcome for one in replicas if one.outcome in ("solved", "unsolved"))
     return f"{scored['solved']} of {scored.total()} scored replicas solved it" if len(scored) > 1 else ""
 
 
 def reason_of(attempt: AttemptRecord) -> str:
-    """Why an attempt ended as it did, or how far it is."""
+    """Returns the reason why an attempt ended, or how far it is."""
     if attempt.failure is not None:
         return f"{attempt.failure.error}: {attempt.failure.message}"
     if attempt.verdict is not None:
-        found = f"suspect: {attempt.verdict.suspect}; " if attempt.verdict.suspect else ""
-        return f"{found}reward {reward(attempt.verdict.reward)}; {attempt.verdict.detail}".rstrip("; ")
+        suspect = f"suspect: {attempt.verdict.suspect}; " if attempt.verdict.suspect else ""
+        return f"{suspect}reward {reward(attempt.verdict.reward)}; {attempt.verdict.detail}".rstrip("; ")
     if attempt.state in LIVE_ATTEMPT:
         return f"it goes on; reached: {list(attempt.phases)[-1].value}" if attempt.phases else "it has not begun"
     return _WITHOUT_FAILURE.get(attempt.state, "its worker recorded no reason")
 
 
 def cause(result: TaskResult) -> str:
-    """Why it ended as it did, in one text: the failure's message, or what the grading says."""
+    """Returns the cause of a task's end in one text: the failure's message, or the detail of its verdict."""
     last = result.attempt
     failure = (last.failure if last else None) or result.failure
     if failure is not None and result.verdict is None:
@@ -88,17 +88,17 @@ def cause(result: TaskResult) -> str:
 
 
 def _failed_tests(result: TaskResult) -> list[tuple[str, str]]:
-    """Tests of the verdict that did not pass, with their status."""
+    """Returns the tests of the verdict that did not pass, with their status."""
     tests = result.verdict.tests if result.verdict is not None else {}
     return [(name, status.value) for name, status in tests.items() if status.value not in ("passed", "skipped")]
 
 
 def _evidence(result: TaskResult) -> list[tuple[str, str]]:
-    """Where the last attempt's evidence is, the most telling first: a name and a path."""
+    """Returns links to the last attempt's evidence, the most useful first: a name and a path."""
     last = result.attempt
     if last is None:
         return []
-    kept = {artifact.kind for artifact in last.artifacts if artifact.key}
+    stored = {artifact.kind for artifact in last.artifacts if artifact.key}
     base = f"/attempts/{last.id}"
     links = [
         (ArtifactKind.TRAJECTORY, "what the agent did", f"{base}/trajectory"),
@@ -106,11 +106,11 @@ def _evidence(result: TaskResult) -> list[tuple[str, str]]:
         (ArtifactKind.TEST_REPORT, "the tests' output", f"{base}/files/test_report"),
         (ArtifactKind.AGENT_LOG, "the agent's log", f"{base}/files/agent_log"),
     ]
-    return [(name, path) for kind, name, path in links if kind in kept]
+    return [(name, path) for kind, name, path in links if kind in stored]
 
 
 def _then(call: WebCall, answer: Callable[[WebCall], object]) -> Response:
-    """Back to the task after an operation of the API."""
+    """Runs an operation of the API, then redirects to the task."""
     task_id = call.task()
     body = api.Selected(task_ids=(task_id,), reason=call.query.get("reason", "")[: api.MOST_REASON])
     answer(WebCall(call.services, call.caller, call.path, body=body))

@@ -1,4 +1,4 @@
-"""What was run in an attempt's environments: played as it was, and as text."""
+"""Page of the commands in an attempt's environments: played as they ran, and as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.web.recordings import Recording
 pages = Pages()
 
 _MOST_ROWS = 500
-"""Of the commands that are listed."""
+"""Most commands that are listed."""
 _NO_STATE = {
     AttemptState.LOST: "the attempt's worker was lost before it wrote one",
     AttemptState.INTERRUPTED: "the attempt was interrupted before its worker wrote one",
@@ -29,9 +29,9 @@ _NO_STATE = {
 
 @pages.get("/attempts/{attempt}/terminal")
 def terminal(call: WebCall) -> PageView:
-    """The recording in a player, where it is one that a player may be given; its text; its commands with their times.
+    """Shows the recording in a player, if a player can show it; its text; its commands with their times.
 
-    The query `at` says at which second the player begins.
+    The query `at` is the second at which the player begins.
     """
     place, result, record = attempt_record(call)
     problem, recording = "", Recording(0.0, ())

@@ -1,4 +1,4 @@
-"""Memory and processors of an attempt's environments below its timeline, as data that the page's script draws."""
+"""Memory and processors of an attempt's environments below its timeline, as data for the page's script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MARKS = {"killed": "killed for memory", "throttled": "held up by its limit of p
 
 @dataclass(frozen=True, slots=True)
 class UsageChart:
-    """One of the two charts. drawn: what `static/chart.js` draws, as JSON."""
+    """A chart of memory or of processors. drawn: data for `static/chart.js`, as JSON."""
 
     name: str
     caption: str
@@ -22,7 +22,7 @@ class UsageChart:
 
 @dataclass(frozen=True, slots=True)
 class _Samples:
-    """Of one environment, in seconds since the timeline's begin: (second, MiB, processors), and marks."""
+    """Samples of one environment, in seconds since the timeline's begin: (second, MiB, processors), and marks."""
 
     name: str
     rows: Sequence[tuple[float, float | None, float | None]]
@@ -31,17 +31,17 @@ class _Samples:
 
 class _Quantity(NamedTuple):
     name: str
-    column: int  # of a row
+    column: int  # index in a row
     unit: str
     limit: float | None
     mark: str
-    met: str  # what a mark says
+    met: str  # meaning of a mark, for the caption
 
 
 def usage_charts(environment: Mapping[str, Any], begin_s: float, seconds: float) -> list[UsageChart]:
-    """Of what an attempt has recorded of its environments; none where nothing was sampled.
+    """Returns the charts of an attempt's environments; none if nothing was sampled.
 
-    begin_s: the timeline's, since 1970. seconds: how long it is.
+    begin_s: begin of the timeline, since 1970. seconds: its length.
     """
     samples = [_read(*one, begin_s, seconds) for one in mapping_of(environment.get("samples")).items()]
     memory_bytes = number_of(mapping_of(environment.get("memory")).get("limit_bytes"))
@@ -56,9 +56,9 @@ def usage_charts(environment: Mapping[str, Any], begin_s: float, seconds: float)
 
 
 def limits_met(environment: Mapping[str, Any], begin_s: float, seconds: float) -> Iterator[tuple[float, str]]:
-    """When its own limits held an attempt up or ended a process: seconds since its begin, and what happened."""
-    for name, kept in mapping_of(environment.get("samples")).items():
-        for second, mark in _read(name, kept, begin_s, seconds).marks:
+    """Yields when the attempt's own limits delayed it or ended a process: seconds since its begin, and the event."""
+    for name, samples in mapping_of(environment.get("samples")).items():
+        for second, mark in _read(name, samples, begin_s, seconds).marks:
             yield second, f"{name}: {_MARKS.get(mark, mark)}"
 
 
@@ -82,19 +82,19 @@ def _chart(quantity: _Quantity, samples: Sequence[_Samples], seconds: float) -> 
 
 
 def _read(name: str, one: Any, begin_s: float, seconds: float) -> _Samples:
-    """Whatever else is there is left out."""
-    found = mapping_of(one)
-    offset_s = (number_of(found.get("since")) or 0.0) - begin_s
+    """Reads the samples of one environment; leaves out anything malformed."""
+    samples = mapping_of(one)
+    offset_s = (number_of(samples.get("since")) or 0.0) - begin_s
 
     def within(second: float) -> float:
         return min(max(0.0, round(second + offset_s, 1)), seconds)
 
     rows = [
-        (within(second), memory, cores) for second, memory, cores in _numbers(found.get("rows")) if second is not None
+        (within(second), memory, cores) for second, memory, cores in _numbers(samples.get("rows")) if second is not None
     ]
     marks = [
         (within(float(mark[0])), str(mark[1]))
-        for mark in _list(found.get("marks"))
+        for mark in _list(samples.get("marks"))
         if isinstance(mark, list) and len(mark) == 2 and number_of(mark[0]) is not None
     ]
     return _Samples(name, sorted(rows, key=lambda row: row[0]), marks)
@@ -107,7 +107,7 @@ def _numbers(rows: Any) -> Iterator[tuple[float | None, float | None, float | No
 
 
 def number_of(value: Any) -> float | None:
-    """A number that is no less than 0; None in place of anything else."""
+    """Returns a number of at least 0; None for anything else."""
     return float(value) if type(value) in (int, float) and 0 <= value < 1e15 else None
 
 
@@ -116,5 +116,5 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 def mapping_of(value: Any) -> Mapping[str, Any]:
-    """It, or an empty one in place of anything else."""
+    """Returns a mapping as it is, and an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}

@@ -1,5 +1,5 @@
 "use strict";
-// Charts over the seconds of an attempt, drawn by uPlot from the data beside each, in the page's colours.
+// Draws charts over the seconds of an attempt with uPlot, from the data next to each, in the page's colours.
 (() => {
   const charts = [], colours = ["running", "suspect", "solved", "unsolved"], met = { killed: "lost", throttled: "cancelled" };
   const colour = (name) => () => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
@@ -26,7 +26,7 @@
     const options = {
       width: place.clientWidth, height: 150, padding: [8, 14, 0, 0],
       scales: { x: { time: false, range: [0, found.seconds] }, y: { range: [0, found.top] } },
-      axes: [{ ...axis, size: 28 }, { ...axis, size: 48 }], // .timeline is as wide within its padding
+      axes: [{ ...axis, size: 28 }, { ...axis, size: 48 }], // .timeline's padding matches these sizes
       cursor: { drag: { x: false }, sync: { key: "second" } },
       series: [{ label: "second" }, ...series],
       hooks: { draw: [(plot) => drawLimits(plot, found)] },

@@ -1,9 +1,9 @@
 "use strict";
-// The strip of a run: a cell for each attempt, drawn on a canvas, those of a task without a gap; a capital letter is one that was
-// not the task's last. A click opens the attempt; by keyboard, arrow keys choose a cell and Enter opens it. Drawn anew after each live update, which leaves the focus and the chosen cell as they were.
+// Draws the strip of a run on a canvas: a cell for each attempt, without gaps between the attempts of a task. A capital letter is an
+// attempt that was not the task's last. A click opens the attempt; arrow keys choose a cell and Enter opens it. Each live update draws the strip again and keeps the focus and the chosen cell.
 (() => {
   const served = location.protocol !== "file:";
-  let chosen = [0, 1]; // a task, and the number of its attempt
+  let chosen = [0, 1]; // index of a task, and number of its attempt
   let held = false; // the strip has the focus
   const names = { s: "solved", u: "unsolved", x: "suspect", l: "lost", r: "running", w: "waiting", c: "cancelled", p: "superseded" };
 
@@ -15,7 +15,7 @@
     return { count, cell, columns, rows: Math.ceil(count / columns) };
   }
 
-  function places(canvas) { // of each cell: its task, and the number of its attempt
+  function places(canvas) { // task index and attempt number of each cell
     let task = 0, attempt = 0;
     return Array.from(canvas.dataset.letters, (letter) => {
       const place = [task, ++attempt];

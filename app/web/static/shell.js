@@ -1,5 +1,5 @@
 "use strict";
-// A live shell: bytes both ways over a WebSocket; the page's secret goes first, and texts from the server say its end.
+// Runs a live shell: bytes both ways over a WebSocket. The first message has the page's secret; a text from the server has the reason of the end.
 (() => {
   const place = document.getElementById("shell");
   const button = document.getElementById("open");

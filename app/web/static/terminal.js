@@ -1,5 +1,5 @@
 "use strict";
-// The player of a terminal, which the server has checked the recording for; the text stays for who wants it.
+// Starts the player for a recording that the server has checked; the recording's text stays on the page.
 (() => {
   const place = document.getElementById("player");
   if (!place || !window.AsciinemaPlayer || location.protocol === "file:") return;
