@@ -1,7 +1,7 @@
-"""Named limits: set values, defaults, and who uses them now.
+"""Defines named limits: set values, defaults, and current use.
 
 A name is `KIND:SUBJECT`; the subject `*` stands for all subjects without a row of their own. Slots of classes and
-quotas of users are limits, too, but live in tables of their own (`classes`, `quotas`).
+quotas of users are limits, too, but are stored in their own tables (`classes`, `quotas`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from app.models.spec import Mode
 from app.settings import Settings
 
 HOLDS = "megaflow_holds"
-"""Channel: places became free or were granted, or the capacity changed, at the limit named in the payload."""
+"""Channel: the payload names a limit whose places became free or were granted, or whose capacity changed."""
 
 EVERY = "*"
-"""Subject of the limit for all subjects without one of their own."""
+"""Subject of the limit that applies to all subjects without their own."""
 
 _ELSEWHERE = {
     "slots:grading": "MEGAFLOW_GRADING_INSTANCES=N MEGAFLOW_GRADING_SLOTS=N",
@@ -41,7 +41,7 @@ _MOST = 1_000_000_000_000
 
 
 def kind_of(name: str) -> tuple[str, str]:
-    """Kind and subject of a limit that can be set.
+    """Returns the kind and the subject of a limit that can be set.
 
     Raises: LimitInvalid: there is no such kind, or the subject is missing.
     """
@@ -55,7 +55,7 @@ def kind_of(name: str) -> tuple[str, str]:
 
 
 def defaults_of(settings: Settings) -> dict[str, int]:
-    """The limits that apply where none was set, by kind; other kinds have no bound then."""
+    """Returns the limits that apply where none was set, by kind; other kinds have no bound then."""
     return {
         "environment_starts": settings.environment_starts,
         "image_builds": settings.image_builds,
@@ -64,18 +64,15 @@ def defaults_of(settings: Settings) -> dict[str, int]:
 
 
 def everybody(name: str) -> str:
-    """The limit that holds when `name` has no row: `image_pulls:*` for `image_pulls:ghcr.io`."""
+    """Returns the limit that applies when `name` has no row: `image_pulls:*` for `image_pulls:ghcr.io`."""
     for kind in KINDS:
         if name.startswith(f"{kind}:"):
             return f"{kind}:{EVERY}"
     return name.partition(":")[0] + f":{EVERY}"
 
 
-# --- Changing limits ------------------------------------------------------------------------------------------------
-
-
 def set_limit(database: Database, name: str, capacity: float) -> None:
-    """In force at once: holders keep their places, and no more are granted until use is below. 0 grants none.
+    """Sets a limit, in force at once: holders keep their places, new ones wait until use is below it. 0 grants none.
 
     Raises: LimitInvalid: nothing was changed.
     """
@@ -97,7 +94,7 @@ def set_limit(database: Database, name: str, capacity: float) -> None:
 
 
 def clear_limit(database: Database, name: str) -> None:
-    """Give the default back. Raises: LimitInvalid: it was not set."""
+    """Resets a limit to its default. Raises: LimitInvalid: it was not set."""
     kind_of(name)
     with database.begin() as connection:
         deleted = sql(connection, "DELETE FROM limits WHERE name = :name RETURNING name", {"name": name}).first()
@@ -114,7 +111,7 @@ def _changed(connection: Connection, name: str, fact: Fact) -> None:
 
 
 def wake_waiters(connection: Connection, names: Sequence[str]) -> None:
-    """Wake who waits at these limits when this transaction commits."""
+    """Wakes the waiters of these limits when this transaction commits."""
     if names:
         sql(
             connection,
@@ -124,32 +121,29 @@ def wake_waiters(connection: Connection, names: Sequence[str]) -> None:
 
 
 def capacities(connection: Connection, prefix: str) -> dict[str, int]:
-    """What has been set, for limits whose name begins so."""
+    """Returns the capacities that were set, for limits whose name begins with `prefix`."""
     rows = sql(connection, "SELECT name, capacity FROM limits WHERE starts_with(name, :prefix)", {"prefix": prefix})
     return {row.name: int(row.capacity) for row in rows}
 
 
-# --- Showing --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One limit at this moment."""
+    """Current use of one limit."""
 
     name: str
     used: int | None  # by live holders; None: unknown here
-    waiting: int | None  # in line for it, or tasks that could take such a slot
+    waiting: int | None  # requests in line, or tasks that could take such a slot
     capacity: int | None  # None: no bound
     source: str  # set | default | class
-    oldest_since: datetime | None = None  # when the holder came that has been there for longest
+    oldest_since: datetime | None = None  # when the oldest holder got its place
     oldest_attempt: UUID | None = None
 
 
 def show(database: Database, settings: Settings) -> list[Use]:
-    """Every limit that is set, held, or waited for, and the slots of every class; by name."""
+    """Returns every limit that is set, held, or waited for, and the slots of every class; by name."""
     with database.begin() as connection:
-        found = [*_semaphores(connection, settings), *_slots(connection, settings)]
-    return sorted(found, key=lambda use: use.name)
+        uses = [*_semaphores(connection, settings), *_slots(connection, settings)]
+    return sorted(uses, key=lambda use: use.name)
 
 
 def _semaphores(connection: Connection, settings: Settings) -> Iterator[Use]:
