@@ -1,6 +1,6 @@
 """Writes model calls in bulk, reads them back, and sums them up.
 
-A call's row names its messages by digest; each message of an attempt is kept once, however often it was sent.
+A call's row names its messages by digest; each message of an attempt is stored once, however often it was sent.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from app.models.model_calls import Account, CallEnd, Dialect, TokenUse, VersionS
 from app.models.service_tables import ModelCallRow
 
 STOPS = frozenset({CallEnd.STEP_LIMIT, CallEnd.BUDGET_EXHAUSTED, CallEnd.RUN_BUDGET, CallEnd.CONTEXT_EXHAUSTED})
-"""Ends that mean: this attempt gets no further answers."""
+"""Ends after which an attempt gets no further answers."""
 _MOST_TEXT = 2000
-"""Characters of a name or a detail."""
+"""Characters stored of a name or a detail."""
 _MOST_UNPACKED = 512 << 20
 _INT_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class NewCall:
-    """A call to be written: `facts` by column, and the messages (and tools) that it names, packed, by digest."""
+    """A call to be stored: `facts` by column, and its messages (and tools), packed, by digest."""
 
     facts: Mapping[str, Any]
     messages: Mapping[str, bytes] = field(default_factory=dict)
-    settles_turns: bool = False  # it may be the first that offers tools: those of its attempt without are none then
+    settles_turns: bool = False  # may be the attempt's first call with tools: its calls without tools are no turns then
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCall:
-    """A call as it was, with what was said. Messages are in the normal form of `app.model_service.dialects`."""
+    """A stored call with its messages, which have the normal form of `app.model_service.dialects`."""
 
     id: UUID
     attempt_id: UUID
@@ -73,12 +73,12 @@ class StoredCall:
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
     versions: tuple[VersionSpan, ...] = ()  # of its tokens
-    raw: Mapping[str, str] = field(default_factory=dict)  # `request`, `response`: what could not be read, as it was
-    lost: str = ""  # why there is nothing of what was said
+    raw: Mapping[str, str] = field(default_factory=dict)  # `request`, `response`: unreadable bodies, unchanged
+    lost: str = ""  # why messages and reply are missing
 
 
 def packed(value: object) -> bytes:
-    """As the tables keep it: zstd of JSON."""
+    """Packs a value for the tables: zstd of JSON."""
     return zstandard.compress(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
 
 
@@ -90,13 +90,11 @@ def unpacked(content: bytes) -> Any:
         raise ValueError(f"expected zstd of JSON; found: {error}") from error
 
 
-# --- Writing --------------------------------------------------------------------------------------------------------
-
 _TYPES = {
     column.name: "text" if column.name == "messages" else str(column.type.compile(postgresql.dialect()))  # type: ignore[no-untyped-call]
     for column in ModelCallRow.__table__.columns
 }
-"""Columns with their types; messages go as an array's literal, because arrays of arrays have to be of one length."""
+"""Columns with their types; messages are passed as array literals: an array of arrays needs rows of equal length."""
 _STORE_CALLS = text(
     f"INSERT INTO model_calls ({', '.join(_TYPES)})"  # noqa: S608
     f" SELECT {', '.join('messages::text[]' if name == 'messages' else name for name in _TYPES)} FROM unnest("
@@ -116,8 +114,8 @@ WHERE c.attempt_id = ANY(CAST(:attempts AS uuid[])) AND c.is_turn AND NOT c.offe
 """)
 
 
-# In the order of locks: attempts, then tasks. A task takes the mark of the attempt that was graded, at its end or, when
-# a call is written late, here.
+# Lock order: attempts, then tasks. A task takes the `scripted` mark of its graded attempt: at the attempt's end, or
+# here when a call is stored late.
 _MARK_ATTEMPTS = text("""
 WITH unmarked AS (
     SELECT id FROM attempts WHERE id = ANY(CAST(:attempts AS uuid[])) AND NOT scripted ORDER BY id FOR NO KEY UPDATE
@@ -135,14 +133,14 @@ UPDATE tasks t SET scripted = true FROM unmarked u WHERE t.id = u.id
 
 
 def store(connection: Connection, calls: Sequence[NewCall]) -> None:
-    """Write calls, one statement for all; those that are there already stay as they are."""
-    said = {(call.facts["attempt_id"], digest): body for call in calls for digest, body in call.messages.items()}
-    if said:
-        ordered = sorted(said)  # two writers take rows in one order
+    """Stores calls, one statement for all; calls that are stored already do not change."""
+    messages = {(call.facts["attempt_id"], digest): body for call in calls for digest, body in call.messages.items()}
+    if messages:
+        ordered = sorted(messages)  # all writers lock rows in the same order
         values = {
             "attempts": [attempt for attempt, _ in ordered],
             "digests": [digest for _, digest in ordered],
-            "bodies": [said[key] for key in ordered],
+            "bodies": [messages[key] for key in ordered],
         }
         connection.execute(_STORE_MESSAGES, values)
     if calls:
@@ -161,7 +159,7 @@ def _plain(name: str, value: Any) -> Any:
     if name in ("offers_tools", "scripted"):
         return bool(value)
     if _TYPES[name] == "INTEGER" and value is not None:
-        return max(-_INT_MOST, min(value, _INT_MOST))  # an engine may say anything
+        return max(-_INT_MOST, min(value, _INT_MOST))  # engines may report any number
     if name == "messages":
         return "{" + ",".join(value or ()) + "}"
     if _TYPES[name] not in ("text", "TEXT") or value is None:
@@ -177,12 +175,10 @@ _FORGET_BODIES = text(
 
 
 def forget_messages(connection: Connection, attempt_id: UUID) -> None:
-    """Keep of an attempt's calls only what is counted: what was said is in its artifacts now."""
+    """Deletes the content of an attempt's calls, which is in its artifacts now; counts, times and costs stay."""
     connection.execute(_FORGET_MESSAGES, {"attempt": attempt_id})
     connection.execute(_FORGET_BODIES, {"attempt": attempt_id})
 
-
-# --- Reading --------------------------------------------------------------------------------------------------------
 
 _CALLS = text("SELECT * FROM model_calls WHERE attempt_id = :attempt ORDER BY started_at DESC, id DESC LIMIT :newest")
 _MESSAGES = text("SELECT digest, body FROM model_messages WHERE attempt_id = :attempt")
@@ -190,11 +186,11 @@ FORGOTTEN = "forgotten: the artifact `model_calls` has it"
 
 
 def calls_of(connection: Connection, attempt_id: UUID, newest: int | None = None) -> list[StoredCall]:
-    """Every call of an attempt, or the newest ones, in the order in which they began, with what was said."""
+    """Returns all calls of an attempt, or the newest ones, in the order in which they began, with their messages."""
     rows = connection.execute(_CALLS, {"attempt": attempt_id, "newest": newest}).all()[::-1]
     bodies = connection.execute(_MESSAGES, {"attempt": attempt_id}).all()
-    said = {row.digest: unpacked(row.body) for row in bodies}
-    return [_call(row, said) for row in rows]
+    messages = {row.digest: unpacked(row.body) for row in bodies}
+    return [_call(row, messages) for row in rows]
 
 
 def _call(row: Any, said: Mapping[str, Any]) -> StoredCall:
@@ -219,19 +215,17 @@ _AS_STORED = (_TYPES.keys() & StoredCall.__dataclass_fields__.keys()) - {"dialec
 
 
 def said_in(body: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    """What a call's packed body tells, as fields of `StoredCall`."""
-    found: dict[str, Any] = {"tools": tuple(said.get(body.get("tools") or "") or ())}
+    """Returns the fields of `StoredCall` that a call's unpacked body has. said: unpacked messages by digest."""
+    fields: dict[str, Any] = {"tools": tuple(said.get(body.get("tools") or "") or ())}
     for name in ("complete", "max_tokens", "parameters", "sampling", "raw", "lost"):
         if name in body:
-            found[name] = body[name]
+            fields[name] = body[name]
     for name in ("prompt_token_ids", "token_ids", "logprobs"):
         if body.get(name) is not None:
-            found[name] = tuple(body[name])
-    found["versions"] = tuple(VersionSpan(**one) for one in body.get("versions", ()))
-    return found
+            fields[name] = tuple(body[name])
+    fields["versions"] = tuple(VersionSpan(**one) for one in body.get("versions", ()))
+    return fields
 
-
-# --- Accounts -------------------------------------------------------------------------------------------------------
 
 _ACCOUNT = text(f"SELECT {SUMS} FROM model_calls c {WAITED} WHERE c.attempt_id = :attempt")  # noqa: S608
 _ENDS = text(
@@ -242,14 +236,14 @@ _RUN_SPENT = text("SELECT coalesce(sum(cost_usd), 0) FROM model_calls WHERE run_
 
 
 def account_of(connection: Connection, attempt_id: UUID) -> Account:
-    """What an attempt has had of models, as far as it is in the ledger."""
+    """Sums up an attempt's model calls, as far as they are in the ledger."""
     row = connection.execute(_ACCOUNT, {"attempt": attempt_id}).one()
-    found = connection.execute(_ENDS, {"attempt": attempt_id}).all()
-    ends = [CallEnd(call.end_kind) for call in found]
-    offered = any(call.offers_tools and call.end_kind == CallEnd.ANSWERED for call in found)
+    calls = connection.execute(_ENDS, {"attempt": attempt_id}).all()
+    ends = [CallEnd(call.end_kind) for call in calls]
+    offered = any(call.offers_tools and call.end_kind == CallEnd.ANSWERED for call in calls)
     turn_ends = [
         end
-        for end, call in zip(ends, found, strict=True)
+        for end, call in zip(ends, calls, strict=True)
         if end is not CallEnd.CLIENT_GONE and (call.offers_tools or not offered)
     ]
     return Account(
@@ -258,12 +252,12 @@ def account_of(connection: Connection, attempt_id: UUID) -> Account:
         turn_end=turn_ends[-1] if turn_ends else None,
         stopped_by=next((end for end in ends if end in STOPS), None),
         offered_tools=offered,
-        last_cost_usd=next((call.cost_usd for call in reversed(found) if call.cost_usd), 0.0),
+        last_cost_usd=next((call.cost_usd for call in reversed(calls) if call.cost_usd), 0.0),
     )
 
 
 def run_spend(connection: Connection, run_id: UUID) -> tuple[float, float | None]:
-    """US dollars of a run's calls whose price is known, and its budget. None: no bound; then nothing is added up."""
+    """Returns US dollars of a run's calls whose price is known, and its budget; 0 and None without a budget."""
     budget = connection.execute(_RUN_BUDGET, {"run": run_id}).scalar()
     if budget is None:
         return 0.0, None

@@ -1,7 +1,7 @@
-"""The replicas that serve a model's name, as set by an administrator.
+"""Stores the replicas that serve a model's name, as set by an administrator.
 
-A model's name is stable; what is behind it (engine, the engine's own name, the version of the policy) changes in one
-transaction. Every change tells the channel `CHANGED`, so that gateways look at once.
+A model's name is stable; its engine, the engine's own name for it and the policy's version change in one transaction.
+Every change notifies the channel `CHANGED`, so that gateways reload at once.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from app.models.spec import ModelChoice
 from app.settings import Settings
 
 CHANGED = "megaflow_models"
-"""Channel: some model's replicas are others now; the payload is its name."""
+"""Channel: a model's replicas changed; the payload is the model's name."""
 
 ANY = "*"
-"""The name that takes every model without a row of its own."""
+"""Name that stands for every model without its own row."""
 
 ACTIVE = "active"
 DRAINING = "draining"
-"""Takes no new attempts; those that it has stay."""
+"""State: the engine takes no new attempts; its current ones stay."""
 HELD = "held"
-"""Its weights are being changed: calls wait for it."""
+"""State: the engine's weights are being changed, and calls wait for it."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _OURS = "MEGAFLOW_"
@@ -49,7 +49,7 @@ _OURS = "MEGAFLOW_"
 
 @dataclass(frozen=True, slots=True)
 class ModelReplica:
-    """One engine behind a name. `dialects` empty: the gateway finds out what it speaks."""
+    """An engine that serves a model's name. `dialects` empty: the gateway finds out which it supports."""
 
     id: UUID
     model: str
@@ -66,7 +66,7 @@ class ModelReplica:
 
 @dataclass(frozen=True, slots=True)
 class NewReplica:
-    """One to be added. `api_key_env` is the name of a variable of the gateway, never a key."""
+    """An engine to be added. `api_key_env` is the name of a variable of the gateway, never a key."""
 
     model: str
     url: str
@@ -79,9 +79,9 @@ class NewReplica:
 
 
 def listed(connection: Connection, model: str | None = None) -> list[ModelReplica]:
-    """All replicas, or those of one model, in the order in which they came."""
-    wanted = "" if model is None else "WHERE model = :model "
-    statement = text(f"SELECT * FROM model_replicas {wanted}ORDER BY model, added_at, id")  # noqa: S608 (no input)
+    """Returns all replicas, or those of one model, in the order in which they were added."""
+    condition = "" if model is None else "WHERE model = :model "
+    statement = text(f"SELECT * FROM model_replicas {condition}ORDER BY model, added_at, id")  # noqa: S608 (no input)
     rows = connection.execute(statement, {} if model is None else {"model": model})
     return [_read(row) for row in rows]
 
@@ -96,57 +96,57 @@ def add(database: Database, new: NewReplica) -> ModelReplica:
                 f"model {new.model!r} has {plain_url(new.url)} already; nothing was changed; to change what it serves:"
                 " `megaflow models swap`"
             )
-        made = _insert(connection, new)
-        _tell(connection, "model.added", new.model, {"url": made.url, "version": made.policy_version})
-    return made
+        replica = _insert(connection, new)
+        _tell(connection, "model.added", new.model, {"url": replica.url, "version": replica.policy_version})
+    return replica
 
 
 def drain(database: Database, model: str, url: str | None = None) -> list[ModelReplica]:
-    """New attempts go elsewhere; who is there stays. One engine of the model, or all. Raises: UnknownName."""
+    """Stops new attempts on one engine of the model, or on all; running ones stay. Raises: UnknownName."""
     return _to(database, model, url, DRAINING, "model.draining")
 
 
 def resume(database: Database, model: str, url: str | None = None) -> list[ModelReplica]:
-    """Undo `drain`. Raises: UnknownName."""
+    """Undoes `drain`. Raises: UnknownName."""
     return _to(database, model, url, ACTIVE, "model.resumed")
 
 
 def remove(database: Database, model: str, url: str | None = None) -> list[ModelReplica]:
-    """Take engines of a model away; calls that are under way end as they would. Raises: UnknownName."""
+    """Removes engines of a model; calls in progress end normally. Raises: UnknownName."""
     with database.begin() as connection:
         _alone(connection)
-        found = _named(connection, model, url)
-        ids = [one.id for one in found]
+        replicas = _named(connection, model, url)
+        ids = [one.id for one in replicas]
         sql(connection, "DELETE FROM model_replicas WHERE id = ANY(CAST(:ids AS uuid[]))", {"ids": ids})
-        _tell(connection, "model.removed", model, {"urls": [one.url for one in found]})
-    return found
+        _tell(connection, "model.removed", model, {"urls": [one.url for one in replicas]})
+    return replicas
 
 
 def hold(database: Database, model: str, *, takes_over: bool = False) -> list[ModelReplica]:
-    """Have calls wait for the engines that take new attempts, until `swap` or `resume`.
+    """Makes calls wait for the engines that take new attempts, until `swap` or `resume`.
 
-    takes_over: also for those that are held already.
+    takes_over: also holds engines that are held already.
 
     Raises: UnknownName; LimitInvalid: some are held already.
     """
     with database.begin() as connection:
         _alone(connection)
-        found = _named(connection, model, None)
-        if not takes_over and any(one.state == HELD for one in found):
+        replicas = _named(connection, model, None)
+        if not takes_over and any(one.state == HELD for one in replicas):
             raise LimitInvalid(
                 f"model {model!r}: expected engines that take calls, found some that a publication holds; wait for it,"
                 f" or, when it was killed, restart them and `megaflow models resume {model}`; nothing was changed"
             )
-        found = [one for one in found if one.state in (ACTIVE, HELD)]
-        if not found:
+        replicas = [one for one in replicas if one.state in (ACTIVE, HELD)]
+        if not replicas:
             raise LimitInvalid(f"model {model!r}: expected an engine that takes attempts, found that all are draining")
-        _set_state(connection, found, HELD)
-        _tell(connection, "model.held", model, {"urls": [one.url for one in found]})
-    return found
+        _set_state(connection, replicas, HELD)
+        _tell(connection, "model.held", model, {"urls": [one.url for one in replicas]})
+    return replicas
 
 
 def let_go(database: Database, model: str) -> None:
-    """Undo `hold`."""
+    """Undoes `hold`."""
     with database.begin() as connection:
         _alone(connection)
         _set_state(connection, [one for one in listed(connection, model) if one.state == HELD], ACTIVE)
@@ -156,7 +156,7 @@ def let_go(database: Database, model: str) -> None:
 def swap(
     database: Database, model: str, *, policy_version: str, upstream_model: str | None = None
 ) -> list[ModelReplica]:
-    """Put another version behind a model's name, for all its calls that begin from then on; what it has afterwards.
+    """Sets the policy version of a model's engines, for all calls that begin from then on; returns its replicas.
 
     The engines stay: they have loaded other weights, or serve them by `upstream_model`. Engines that drain keep their
     version.
@@ -188,10 +188,10 @@ def _insert(connection: Connection, new: NewReplica) -> ModelReplica:
 def _to(database: Database, model: str, url: str | None, state: str, kind: str) -> list[ModelReplica]:
     with database.begin() as connection:
         _alone(connection)
-        found = _named(connection, model, url)
-        _set_state(connection, found, state)
-        _tell(connection, kind, model, {"urls": [one.url for one in found]})
-        ids = {one.id for one in found}
+        replicas = _named(connection, model, url)
+        _set_state(connection, replicas, state)
+        _tell(connection, kind, model, {"urls": [one.url for one in replicas]})
+        ids = {one.id for one in replicas}
         return [one for one in listed(connection, model) if one.id in ids]
 
 
@@ -200,10 +200,10 @@ def _named(connection: Connection, model: str, url: str | None) -> list[ModelRep
     of_model = [one for one in everything if one.model == model]
     if not of_model:
         raise UnknownName.of("model", model, sorted({one.model for one in everything}))
-    found = [one for one in of_model if url is None or one.url == plain_url(url)]
-    if not found:
+    replicas = [one for one in of_model if url is None or one.url == plain_url(url)]
+    if not replicas:
         raise UnknownName.of(f"engine of model {model!r}", str(url), [one.url for one in of_model])
-    return found
+    return replicas
 
 
 def _set_state(connection: Connection, replicas: Sequence[ModelReplica], state: str) -> None:
@@ -215,7 +215,7 @@ def _set_state(connection: Connection, replicas: Sequence[ModelReplica], state: 
 
 
 def _alone(connection: Connection) -> None:
-    """One writer at a time: these are a few rows, changed by hand or by a trainer between two versions."""
+    """Locks the table for one writer: it has few rows, changed by hand or by a trainer between two versions."""
     sql(connection, "LOCK TABLE model_replicas IN SHARE ROW EXCLUSIVE MODE")
 
 
@@ -231,11 +231,8 @@ def _read(row: Row[*tuple[Any, ...]]) -> ModelReplica:
     return ModelReplica(**values | read)
 
 
-# --- What may be written --------------------------------------------------------------------------------------------
-
-
 def check_variable(name: str) -> None:
-    """Raises: LimitInvalid: this cannot be the name of a variable with an engine's key. The name is not shown."""
+    """Raises: LimitInvalid: this cannot be the name of a variable with an engine's key. The error hides the name."""
     if not _VARIABLE.fullmatch(name):
         raise LimitInvalid(
             "expected the NAME of an environment variable of the gateway (letters, digits, _), found something else;"
@@ -264,9 +261,9 @@ def check_new(new: NewReplica) -> None:
 
 @lru_cache(1024)
 def plain_url(url: str) -> str:
-    """An engine's base URL as it is kept: it is shown and recorded, so that it may hold no secret.
+    """Returns an engine's base URL in the form that is stored, shown and recorded, so that it may hold no secret.
 
-    Raises: LimitInvalid: it is none; only what cannot be a secret of it is said.
+    Raises: LimitInvalid: it is no such URL; the error shows no part that may be secret.
     """
     try:
         parts = urlsplit(url)
@@ -286,31 +283,26 @@ def plain_url(url: str) -> str:
     return normal_url(url)
 
 
-# --- What a submission may name: a key goes only to the URLs that were registered with it ----------------------------
-
 _NAME_MOST = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """Base URLs of engines, each with the variables of the keys that it may get."""
+    """Base URLs that a submission may name, each with variables of keys: a key goes only to URLs registered with it."""
 
     pairs: frozenset[tuple[str, str | None]]
     shared: bool
 
     @classmethod
     def of(cls, settings: Settings, rows: Iterable[ModelReplica]) -> Registered:
-        """What `megaflow models add` and the settings have registered."""
+        """Collects what `megaflow models add` and the settings have registered."""
         pairs = {(normal_url(row.url), row.api_key_env) for row in rows}
         if settings.model_base_url is not None:
             pairs.add((normal_url(settings.model_base_url), settings.model_api_key_env))
         return cls(frozenset(pairs), settings.shared_installation)
 
     def refusal(self, model: ModelChoice, url: str) -> str | None:
-        """Why this model may not be called at `url`, with the command that would allow it; None: it may.
-
-        url: `model.base_url`, or that of the settings.
-        """
+        """Returns why this model may not be called at `url`, with the command that would allow it; None: it may."""
         url = normal_url(url)
         if (why := forbidden_url(url)) is not None:
             return f"{url}: expected a model server, found {why}; models are never called there"
@@ -329,7 +321,7 @@ class Registered:
 
 
 def _shown(variable: str) -> str:
-    """The name of a variable, unless it could be a key itself."""
+    """Returns the name of a variable, unless it could be a key itself."""
     plain = len(variable) <= _NAME_MOST and variable.isidentifier() and variable.isupper()
     return variable if plain else "VAR"
 

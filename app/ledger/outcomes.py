@@ -13,10 +13,10 @@ from app.ledger.database import Database, Listener
 
 
 class Outcomes:
-    """Hears which tasks have ended, on one connection however many threads wait."""
+    """Waits for ends of tasks on one connection, however many threads wait."""
 
     _LOOK_S = 5.0
-    """The net under the events: the tables are looked at this often."""
+    """Seconds between reads of the tables, in case a notification was missed."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -27,14 +27,14 @@ class Outcomes:
         self._closing = False
 
     def wait_any(self, ids: set[UUID], timeout_s: float | None) -> list[UUID]:
-        done = results.ended(self._database, list(ids))
-        if done or not ids:
-            return done
+        ended = results.ended(self._database, list(ids))
+        if ended or not ids:
+            return ended
         self._enter(ids)
         try:
-            # Once more, now that the ear is open: an end between the first look and here is not missed.
-            done = results.ended(self._database, list(ids))
-            return done or self._sleep(ids, timeout_s)
+            # Read again, now that the listener runs: an end since the first read is not missed.
+            ended = results.ended(self._database, list(ids))
+            return ended or self._sleep(ids, timeout_s)
         finally:
             self._leave(ids)
 
