@@ -135,7 +135,6 @@ def new_token(database: Database) -> str:
     """Makes a token, valid once and for a minute: proof for a gateway that its caller may write to this database.
 
     Raises: DatabaseUnavailable.
-
     """
     token = f"mfc-{secrets.token_urlsafe(32)}"
     with database.begin() as connection:

@@ -111,8 +111,8 @@ def _added(known: Any, more: Any) -> Any:
 
 
 def _held(connection: Connection, by: By, key_id: str, given: Mapping[str, Any]) -> list[Any]:
-    """Returns attempts by the instance that graded, and the time for which they held environments: from the making of the
-    first one to the end of the last one, without the wait for a grader."""
+    """Returns attempts by the instance that graded, and the time for which they held environments: from the first one's
+    start to the last one's end, without the wait for a grader."""
     where = _where("t.run_id", "t.user_name", "a.claimed_at", given)
     return list(
         sql(

@@ -1,6 +1,6 @@
-"""Quotas of users: how much at once, their weight in the fair share, what they have spent.
+"""Stores quotas of users: their use at once, their weight in the fair share, their spending.
 
-The row `*` stands for everybody without a row of their own. Use is no counter that is kept, but the count of live rows.
+The row `*` applies to everybody without a row of their own. Use is not stored, but counted from live rows.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 
 EVERYBODY = "*"
-"""Name of the row for users without one."""
+"""Name of the row for users without a row of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What applies to one user; None: no such quota."""
+    """Quotas of one user; None: no such quota."""
 
     user_name: str
     weight: float = 1.0  # in the fair share; twice the weight is twice the slots
     running: int | None = None  # live attempts
     pending: int | None = None  # accepted tasks that have not been admitted
     instances: int | None = None  # ephemeral instances
-    spend_usd: float | None = None  # in all, since the account was opened or reset
+    spend_usd: float | None = None  # total since the account was opened or reset
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Every quota and account, read in one go."""
+    """All quotas and accounts, read at once."""
 
     quotas: Mapping[str, Quota]
     accounts: Mapping[str, float]
 
     def of(self, user_name: str) -> Quota:
-        """The user's own row, else that of `*`, else no quota and weight 1."""
+        """Returns the user's own row, else that of `*`, else no quota and weight 1."""
         if user_name in self.quotas:
             return self.quotas[user_name]
         return replace(self.quotas.get(EVERYBODY, Quota(EVERYBODY)), user_name=user_name)
 
     def spent(self, user_name: str) -> float:
-        """US dollars on model calls, as far as they are known."""
+        """Returns the user's spending on model calls in US dollars, as far as it is known."""
         return self.accounts.get(user_name, 0.0)
 
 
@@ -59,38 +59,35 @@ def load(connection: Connection) -> Quotas:
     return Quotas({row.user_name: Quota(*row) for row in rows}, {row.user_name: row.spent_usd for row in accounts})
 
 
-# --- Enforcement in the enqueuing transaction -----------------------------------------------------------------------
-
-
 def check_pending(connection: Connection, user_name: str, adding: int) -> None:
-    """Refuse `adding` more tasks when the user's waiting ones would exceed the quota; called before they are written.
+    """Refuses `adding` more tasks if the user's waiting tasks would exceed the quota; call it before writing them.
 
-    Two enqueues of one user pass here one after the other, until the caller's transaction ends: both cannot take the
-    same room. Other users, and everybody without a quota, do not wait.
+    Two enqueues of one user run this one after the other, until the caller's transaction ends: both cannot take the
+    same room. Other users, and users without a quota, do not wait.
 
     Raises: QuotaExceeded.
     """
     quota = connection.execute(_PENDING_QUOTA, {"user": user_name}).scalar()
     if quota is None:
         return
-    # A lock of the user's own and not of the row: `*` is shared, and `megaflow quota set` need not wait for a load.
+    # A lock per user and not of the row: `*` is shared, and `megaflow quota set` must not wait for an enqueue.
     sql(connection, "SELECT pg_advisory_xact_lock(hashtextextended('quota:pending:' || :user, 0))", {"user": user_name})
     quota = connection.execute(_PENDING_QUOTA, {"user": user_name}).scalar()
     if quota is None:
         return
     waiting = connection.execute(_PENDING, {"user": user_name, "most": quota + 1}).scalar_one()
     if waiting + adding > quota:
-        found = f"more than {quota}" if waiting > quota else str(waiting)
+        count = f"more than {quota}" if waiting > quota else str(waiting)
         raise QuotaExceeded(
-            f"expected user {user_name!r} to have at most {quota} waiting tasks, found {found} and {adding} more;"
+            f"expected user {user_name!r} to have at most {quota} waiting tasks, found {count} and {adding} more;"
             f" wait until some have started, or try `megaflow quota set {user_name} --pending {waiting + adding}`;"
             f" nothing was accepted"
         )
 
 
-# `true` sorts last: the user's own row before that of everybody.
+# `true` sorts last: the user's own row comes before `*`.
 _PENDING_QUOTA = text("SELECT pending FROM quotas WHERE user_name IN (:user, '*') ORDER BY user_name = '*' LIMIT 1")
-# In three parts, each of which has an index; no more rows than matter are counted.
+# Three parts, each with its own index; no more than `most` rows of each are counted.
 _PENDING = text(
     "SELECT count(*) FROM ("
     "(SELECT 1 FROM tasks WHERE state = 'pending' AND in_line AND user_name = :user LIMIT :most) UNION ALL"
@@ -99,18 +96,16 @@ _PENDING = text(
 )
 
 
-# --- Changing quotas ------------------------------------------------------------------------------------------------
-
 _WHOLE = ("running", "pending", "instances")
 _FIELDS = ("weight", *_WHOLE, "spend_usd")
 _MOST = 1_000_000_000
 
 
 def set_quota(database: Database, user_name: str, **changes: Any) -> Quota:
-    """Change the named fields; None lifts a quota (and gives the weight 1 back). In force with the next pass.
+    """Changes the named fields; None removes a quota (weight: back to 1). In force with the next pass.
 
-    A user's first row begins as a copy of what `*` says, so that a weight for one user does not lift everybody's quotas
-    for them.
+    A user's first row begins as a copy of `*`, so that setting one user's weight does not remove the quotas that `*`
+    sets for them.
 
     Raises: LimitInvalid: nothing was changed.
     """
@@ -140,7 +135,7 @@ _FIRST_ROW = text(
 
 
 def _checked(user_name: str, field: str, value: Any) -> int | float | None:
-    """The value as the table takes it. Raises: LimitInvalid."""
+    """Returns the value in the form that the table takes. Raises: LimitInvalid."""
     if field not in _FIELDS:
         raise LimitInvalid(f"unknown quota {field!r}; known: {', '.join(_FIELDS)}; nothing was changed")
     if value is None:
@@ -157,7 +152,7 @@ def _checked(user_name: str, field: str, value: Any) -> int | float | None:
 
 
 def remove(database: Database, user_name: str) -> None:
-    """Take a user's own row away: `*` applies to them again. What they have spent stays on their account.
+    """Removes a user's own row: `*` applies to them again. Their spending stays on their account.
 
     Raises: LimitInvalid: there is no such row.
     """
@@ -173,7 +168,7 @@ def remove(database: Database, user_name: str) -> None:
 
 
 def reset_spent(database: Database, user_name: str) -> float:
-    """Begin a user's account again at 0, e.g. for a new month; what stood there.
+    """Resets a user's account to 0, e.g. for a new month; returns the amount before.
 
     Raises: LimitInvalid: nothing was ever charged to that user.
     """
@@ -193,12 +188,9 @@ def reset_spent(database: Database, user_name: str) -> float:
         return float(spent)
 
 
-# --- Showing --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class QuotaUsage:
-    """A user's quota, and what they have of it at this moment. `own`: it is their own row and not that of `*`."""
+    """A user's quota and current use. `own`: the quota is the user's own row and not `*`."""
 
     user: str
     own: bool
@@ -222,7 +214,7 @@ _USAGE = text(
 
 
 def usage(database: Database) -> list[QuotaUsage]:
-    """Everybody who has a quota, an account or something that waits or runs; `*` first, without use of its own."""
+    """Returns all users with a quota, an account, or waiting or running work; `*` first, without use of its own."""
     with database.begin() as connection:
         book = load(connection)
         return [

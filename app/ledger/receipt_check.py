@@ -1,4 +1,4 @@
-"""Compares a receipt with what exists. No I/O."""
+"""Compares a receipt with the resources that exist. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.ledger.receipts import ObjectKind, Receipt
 
 @dataclass(frozen=True, slots=True)
 class ListedResource:
-    """One thing as the engine (or the host's disk) shows it now; what its labels do not say is None."""
+    """A resource that the engine (or the host's disk) lists now; ids that its labels lack are None."""
 
     kind: ObjectKind
     id: str
@@ -25,7 +25,7 @@ class ListedResource:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What exists. `silent`: who did not answer, so that nothing can be said about what is theirs."""
+    """Resources that exist. `silent`: listers that did not answer, so that their resources are unknown."""
 
     things: tuple[ListedResource, ...]
     instances: Mapping[str, frozenset[UUID]]  # by provider
@@ -34,7 +34,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a receipt and what exists disagree. `left_behind`: a resource exists that is not accounted for."""
+    """A difference between a receipt and the resources that exist. `left_behind`: a resource exists without a reason."""
 
     kind: str
     id: str
@@ -43,17 +43,17 @@ class Difference:
 
 
 _YOUNG_S = 5.0
-"""Made so lately that its line may still be on the way."""
+"""Age in seconds up to which a resource's line may not be written yet."""
 
 
 def compare(receipt: Receipt, world: Inventory) -> list[Difference]:
-    """Every difference between what is on record and what exists; pure."""
+    """Returns every difference between the receipt and the resources that exist."""
     return [*_objects_differ(receipt, world), *_unrecorded(receipt, world), *_instances_differ(receipt, world)]
 
 
 def _objects_differ(receipt: Receipt, world: Inventory) -> list[Difference]:
     there = {thing.id for thing in world.things}
-    found = []
+    differences = []
     for line in receipt.objects:
         seen = line.kind.lister not in world.silent
         what, left = None, False
@@ -64,27 +64,29 @@ def _objects_differ(receipt: Receipt, world: Inventory) -> list[Difference]:
         elif line.why is not None and not line.accounted:
             what, left = line.why, True
         if what is not None:
-            found.append(Difference(line.kind.value, line.engine_id, what, left))
-    return found
+            differences.append(Difference(line.kind.value, line.engine_id, what, left))
+    return differences
 
 
 def _unrecorded(receipt: Receipt, world: Inventory) -> list[Difference]:
-    """By label: what was made for this run and never recorded."""
+    """Finds by label the resources that were made for this run and never recorded."""
     known = {line.engine_id for line in receipt.objects}
     ended = {line.id for line in receipt.instances if line.ended}
-    found = []
+    differences = []
     for thing in world.things:
         if thing.age_s <= _YOUNG_S or thing.id in known:
             continue
         if thing.run_id == receipt.run_id:
-            found.append(Difference(thing.kind.value, thing.id, f"never recorded: {thing.name}", True))
+            differences.append(Difference(thing.kind.value, thing.id, f"never recorded: {thing.name}", True))
         elif thing.role == "instance" and thing.instance_id in ended:
-            found.append(Difference(thing.kind.value, thing.id, "the container of an instance that has ended", True))
-    return found
+            differences.append(
+                Difference(thing.kind.value, thing.id, "the container of an instance that has ended", True)
+            )
+    return differences
 
 
 def _instances_differ(receipt: Receipt, world: Inventory) -> list[Difference]:
-    found = []
+    differences = []
     for line in receipt.instances:
         alive = world.instances.get(line.provider)
         what, left = None, False
@@ -95,5 +97,5 @@ def _instances_differ(receipt: Receipt, world: Inventory) -> list[Difference]:
         elif line.why is not None and not line.accounted:
             what, left = line.why, True
         if what is not None:
-            found.append(Difference("instance", str(line.id), what, left))
-    return found
+            differences.append(Difference("instance", str(line.id), what, left))
+    return differences

@@ -1,7 +1,7 @@
-"""Reads receipts: what was created for a run, who destroyed it, what still exists and why.
+"""Writes and reads receipts: resources created for a run, their remover, those that still exist and why.
 
-Lines are written as soon as a thing exists and when it has been removed. A line that was missed (a crash between the
-two) is written when the thing is removed, since its labels say whose it was.
+A line is written as soon as a resource exists, and again when it has been removed. A line that was missed (a crash in
+between) is written at the removal, from the labels of the resource.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ class ObjectKind(StrEnum):
     NETWORK = "network"
     VOLUME = "volume"
     FOLDER = "folder"  # of a local environment
-    ENVIRONMENT = "environment"  # made on its host without an engine
+    ENVIRONMENT = "environment"  # made on its host without a container engine
     POD = "pod"
 
     @property
     def engines(self) -> bool:
-        """True when an engine lists it."""
+        """Whether a container engine lists it."""
         return self.lister == "engine"
 
     @property
     def lister(self) -> str:
-        """Who shows whether it stands: `engine` or `kubernetes`; empty: the disk of its host."""
+        """Lister that shows whether it exists: `engine` or `kubernetes`; empty: the disk of its host."""
         if self is ObjectKind.POD:
             return "kubernetes"
         return "" if self in (ObjectKind.FOLDER, ObjectKind.ENVIRONMENT) else "engine"
 
 
 class Remover(StrEnum):
-    """Who removed a thing."""
+    """Component that removed a resource."""
 
     WORKER = "worker"
     SWEEPER = "sweeper"
-    UNKNOWN = "unknown"  # it was found to be gone
+    UNKNOWN = "unknown"  # its removal was not recorded
 
 
 class Owner(NamedTuple):
-    """The attempt that a thing was made for, as its labels say."""
+    """Attempt that a resource was made for, from its labels."""
 
     run_id: UUID
     task_id: UUID
@@ -60,15 +60,13 @@ class Owner(NamedTuple):
 
 
 class NewResource(NamedTuple):
-    """One engine object or folder. `created_at` None: just now."""
+    """An engine object or folder to be recorded. `created_at` None: just now."""
 
     kind: ObjectKind
     id: str
     owner: Owner
     created_at: datetime | None = None
 
-
-# --- Writing --------------------------------------------------------------------------------------------------------
 
 _COLUMNS = "engine_id, kind, run_id, task_id, attempt_id, instance_id, created_at"
 _THINGS = (
@@ -79,7 +77,7 @@ _THINGS = (
 
 
 def _facts(kind: str) -> str:
-    """Appends a fact for every row of `written`."""
+    """Returns SQL that appends a fact for every row of `written`."""
     return f""" INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id, data)
         SELECT '{kind}', run_id, task_id, attempt_id, instance_id, jsonb_strip_nulls(
             jsonb_build_object('engine_id', engine_id, 'kind', kind, 'by', destroyed_by)) FROM written"""  # noqa: S608
@@ -107,19 +105,19 @@ _VANISHED = text(
 
 
 def created(connection: Connection, things: Sequence[NewResource]) -> None:
-    """Record that these exist, within the caller's transaction. What is on record already keeps its line."""
+    """Records that these exist, within the caller's transaction. A line that is on record already does not change."""
     if things:
         connection.execute(_CREATED, _arrays(things))
 
 
 def destroyed(connection: Connection, things: Sequence[NewResource], by: Remover) -> None:
-    """Record that these are gone; one that was never recorded gets its whole line. Only the first end counts."""
+    """Records that these were removed; an unrecorded one gets its whole line. Only the first removal counts."""
     if things:
         connection.execute(_DESTROYED, {**_arrays(things), "by": by.value})
 
 
 def vanished(connection: Connection, ids: Sequence[str]) -> None:
-    """These were looked for and are not there; their removal was not recorded."""
+    """Records that these resources no longer exist; their removal was not recorded."""
     if ids:
         connection.execute(_VANISHED, {"ids": list(ids)})
 
@@ -147,20 +145,17 @@ WHERE o.destroyed_at IS NULL AND o.created_at < clock_timestamp() - interval '5 
 
 
 def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple[str, ObjectKind]]:
-    """What is on record as standing and would be seen from `host`: in its engine and folders, and in its cluster.
+    """Returns resources on record as existing that `host` could see: in its engine, its folders and its cluster.
 
-    control: the control plane stands there, and so does what the instances made that it had launched.
+    control: the control plane runs on it, so that resources of instances that it launched are there too.
     """
     rows = database.sql(_IN_SIGHT, {"host": host, "control": control})
     return [(row.engine_id, ObjectKind(row.kind)) for row in rows]
 
 
-# --- Reading --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class ObjectLine:
-    """One thing. `why` is set while it stands; `accounted`: it is still needed or about to be removed."""
+    """A line of a resource. `why` is set while it exists; `accounted`: it is still needed or about to be removed."""
 
     engine_id: str
     kind: ObjectKind
@@ -176,7 +171,7 @@ class ObjectLine:
 
 @dataclass(frozen=True, slots=True)
 class InstanceLine:
-    """One instance that attempts of the run were on; `attempts` of this run."""
+    """An instance that attempts of the run were on; `attempts`: their number."""
 
     id: UUID
     provider: str
@@ -189,7 +184,7 @@ class InstanceLine:
     ended_at: datetime | None
     exit_code: int | None
     attempts: int
-    why: str | None = None  # why it stands
+    why: str | None = None  # why it exists
     accounted: bool = True
 
     @property
@@ -199,7 +194,7 @@ class InstanceLine:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Everything that a run's attempts used and had made."""
+    """Everything that a run's attempts used and created."""
 
     run_id: UUID
     name: str
@@ -214,7 +209,7 @@ class Receipt:
 
     @property
     def standing(self) -> list[ObjectLine | InstanceLine]:
-        """What has not gone yet."""
+        """Lines of what still exists."""
         lines: list[ObjectLine | InstanceLine] = [*self.instances, *self.objects]
         return [line for line in lines if line.why is not None]
 
@@ -295,7 +290,7 @@ def _object_line(row: Row[Any]) -> ObjectLine:
 
 
 def _why_it_stands(row: Row[Any]) -> tuple[str, bool]:
-    """The reason, and whether that is a good one."""
+    """Returns the reason why a resource exists, and whether the reason is a good one."""
     if row.kind == ObjectKind.NETWORK:
         return "kept for all runs of the installation; `megaflow down` removes it", True
     if row.attempt_state in LIVE_ATTEMPT:
@@ -312,24 +307,22 @@ def _why_it_stands(row: Row[Any]) -> tuple[str, bool]:
 
 
 def _counts(instances: Sequence[InstanceLine], objects: Sequence[ObjectLine]) -> dict[str, dict[str, int]]:
-    made: Counter[str] = Counter(line.kind.value for line in objects)
-    gone: Counter[str] = Counter(line.kind.value for line in objects if line.destroyed_at is not None)
-    made["instance"], gone["instance"] = len(instances), sum(line.ended for line in instances)
+    all_kinds: Counter[str] = Counter(line.kind.value for line in objects)
+    removed: Counter[str] = Counter(line.kind.value for line in objects if line.destroyed_at is not None)
+    all_kinds["instance"], removed["instance"] = len(instances), sum(line.ended for line in instances)
     return {
-        kind: {"made": made[kind], "gone": gone[kind], "standing": made[kind] - gone[kind]}
+        kind: {"made": all_kinds[kind], "gone": removed[kind], "standing": all_kinds[kind] - removed[kind]}
         for kind in ("instance", *ObjectKind)
-        if made[kind] or kind == "instance"
+        if all_kinds[kind] or kind == "instance"
     }
 
 
-# --- Once per run ---------------------------------------------------------------------------------------------------
-
 _ISSUE = 73055
-"""Advisory lock for issuing receipts: a run gets one."""
+"""Advisory lock for issuing receipts, so that a run gets only one."""
 _LATEST_S = 300.0
-"""A receipt waits at most this long after the run's end for things to go; then it says what stands."""
+"""A receipt waits at most this long after the run's end for removals; then it lists what still exists."""
 
-# Each step leaves few runs to the next, which looks closer. A subquery with LIMIT is asked for each run by itself.
+# Each step leaves few runs to the next, more costly one. A subquery with LIMIT is evaluated for each run by itself.
 _DUE = text("""
 WITH issued AS MATERIALIZED (SELECT run_id FROM events WHERE kind = 'run.receipt' AND run_id IS NOT NULL),
 waiting AS MATERIALIZED (SELECT id, created_at FROM runs WHERE id NOT IN (SELECT run_id FROM issued)),
@@ -373,9 +366,9 @@ WHERE r.id = ANY(:due)
 
 
 def issue(database: Database) -> list[UUID]:
-    """Append the fact `run.receipt` for every run that has ended and whose things are gone, once each; those runs.
+    """Appends the fact `run.receipt` once for every run that has ended and whose resources are removed; returns the runs.
 
-    What a standing instance keeps for reuse is named in it, and not waited for. Safe to call from anywhere, at once.
+    Resources that a standing instance keeps for reuse are listed and not waited for. Safe to call concurrently.
     """
     with database.begin() as connection:
         sql(connection, "SELECT pg_advisory_xact_lock(:key)", {"key": _ISSUE})
