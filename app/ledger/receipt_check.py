@@ -34,7 +34,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference between a receipt and the resources that exist. `left_behind`: a resource exists without a reason."""
+    """A difference between a receipt and the existing resources. `left_behind`: a resource exists without a reason."""
 
     kind: str
     id: str

@@ -307,13 +307,13 @@ def _why_it_stands(row: Row[Any]) -> tuple[str, bool]:
 
 
 def _counts(instances: Sequence[InstanceLine], objects: Sequence[ObjectLine]) -> dict[str, dict[str, int]]:
-    all_kinds: Counter[str] = Counter(line.kind.value for line in objects)
+    totals: Counter[str] = Counter(line.kind.value for line in objects)
     removed: Counter[str] = Counter(line.kind.value for line in objects if line.destroyed_at is not None)
-    all_kinds["instance"], removed["instance"] = len(instances), sum(line.ended for line in instances)
+    totals["instance"], removed["instance"] = len(instances), sum(line.ended for line in instances)
     return {
-        kind: {"made": all_kinds[kind], "gone": removed[kind], "standing": all_kinds[kind] - removed[kind]}
+        kind: {"made": totals[kind], "gone": removed[kind], "standing": totals[kind] - removed[kind]}
         for kind in ("instance", *ObjectKind)
-        if all_kinds[kind] or kind == "instance"
+        if totals[kind] or kind == "instance"
     }
 
 
@@ -366,7 +366,7 @@ WHERE r.id = ANY(:due)
 
 
 def issue(database: Database) -> list[UUID]:
-    """Appends the fact `run.receipt` once for every run that has ended and whose resources are removed; returns the runs.
+    """Appends the fact `run.receipt` once for every run that has ended and whose resources are removed; returns these.
 
     Resources that a standing instance keeps for reuse are listed and not waited for. Safe to call concurrently.
     """

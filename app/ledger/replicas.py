@@ -209,7 +209,7 @@ def _add(connection: Connection, group: _LockedGroup, count: int, why: Why) -> N
 
 @dataclass(frozen=True, slots=True)
 class NoticesDue:
-    """Notices due. `stop`: running attempts to be stopped. `silent`: instances whose worker ignored the stop request."""
+    """Notices due. `stop`: running attempts to be stopped. `silent`: instances whose worker ignored the request."""
 
     stop: list[UUID]
     silent: list[UUID]

@@ -108,7 +108,7 @@ def _validated(row: ReportRow, found: ImageState | None) -> ReportRow:
 
 
 def batches(database: Database, run_id: UUID, *, most: int = 100) -> Iterator[list[ReportRow]]:
-    """Yields the same rows in the order of acceptance, at most `most` at once: only ids of the whole run are in memory."""
+    """Yields the same rows in the order of acceptance, at most `most` at once; only the ids of all are in memory."""
     ids = task_ids(database, run_id)
     for begin in range(0, len(ids), most):
         with database.begin() as connection:

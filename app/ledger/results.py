@@ -22,10 +22,10 @@ from app.models.states import ENDED_TASK, TaskState
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """Where a run stands. `resolved` and `mean_reward` are of the `scored` tasks alone.
+    """State of a run. `resolved` and `mean_reward` are of the `scored` tasks alone.
 
-    Tasks with scripted answers are none of these: `scripted` were graded so, and of them `scripted_resolved` solved.
-    Of the scored, `suspect` have a verdict that a rule took to 0. Of the cancelled, `superseded` were not needed.
+    Tasks with scripted answers are not scored: `scripted` counts the graded ones, `scripted_resolved` the solved ones.
+    Of the scored, `suspect` have a verdict that a rule set to 0. Of the cancelled, `superseded` were not needed.
     """
 
     id: UUID
@@ -56,7 +56,7 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunHead:
-    """A run without its tasks; `ended`: all of these have."""
+    """A run without its tasks; `ended`: all of its tasks have ended."""
 
     id: UUID
     name: str
@@ -80,7 +80,7 @@ def run_head(database: Database, run_id: UUID) -> RunHead:
     return RunHead(**row._asdict())
 
 
-# OFFSET 0: each verdict is taken apart once, and not for every count again.
+# OFFSET 0: each verdict is parsed once, and not again for every count.
 _STATUS = """
 SELECT r.id, r.name, r.user_name, r.purpose, r.created_at, r.total,
     (SELECT jsonb_object_agg(state, n) FROM
@@ -117,16 +117,16 @@ def run_status(database: Database, run_id: UUID) -> RunStatus:
 def runs(
     database: Database, limit: int = 50, *, user_name: str | None = None, before: UUID | None = None
 ) -> list[RunStatus]:
-    """The newest runs first; of one user, and older than the run `before`, when these are given."""
+    """Returns the newest runs first; only of one user, and older than the run `before`, when these are given."""
     chosen = """(CAST(:user AS text) IS NULL OR r.user_name = :user)
         AND (CAST(:before AS uuid) IS NULL OR r.created_at < (SELECT created_at FROM runs WHERE id = :before))"""
     statement = text(f"{_STATUS} WHERE {chosen} ORDER BY r.created_at DESC LIMIT :limit")
-    found = database.sql(statement, {"limit": limit, "user": user_name, "before": before})
-    return [_status(row) for row in found]
+    rows = database.sql(statement, {"limit": limit, "user": user_name, "before": before})
+    return [_status(row) for row in rows]
 
 
 def open_networks(database: Database, run_id: UUID) -> int:
-    """How many tasks of a run have the network `open`."""
+    """Counts the tasks of a run that have the network `open`."""
     statement = text("""
         SELECT coalesce(sum(t.n), 0) FROM
             (SELECT spec_digest, count(*) AS n FROM tasks WHERE run_id = :id GROUP BY spec_digest) t
@@ -136,9 +136,9 @@ def open_networks(database: Database, run_id: UUID) -> int:
 
 
 def pass_rates(database: Database, run_id: UUID, baselines: Collection[str] = ()) -> dict[str, float]:
-    """By the name of each scored task of a run: the share of its replicas that were solved, 0.0 to 1.0.
+    """Returns the share of solved replicas (0.0 to 1.0) of each scored task of a run, by the task's name.
 
-    What the replay engine answered is not counted, nor what baselines did where there is another agent.
+    Answers of the replay engine are not counted, nor attempts of baselines where there is another agent.
     Raises: OptionInvalid: several agents or models, whose attempts are no replicas of each other.
     """
     statement = text("""
@@ -147,17 +147,17 @@ def pass_rates(database: Database, run_id: UUID, baselines: Collection[str] = ()
         WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool GROUP BY name, agent, model""")
     rows = database.sql(statement, {"id": run_id}).all()
     rows = [row for row in rows if row.agent not in baselines] or rows
-    if len(found := sorted({row.who for row in rows})) > 1:
-        who = ", ".join(found[:4])
+    if len(variants := sorted({row.who for row in rows})) > 1:
+        who = ", ".join(variants[:4])
         raise OptionInvalid(f"expected pass rates of one agent and model; found {who} in run {run_id}")
     return {row.name: row.rate for row in rows}
 
 
 def solved_counts(database: Database, run_id: UUID, without: Collection[str] = ()) -> dict[str, list[bool]]:
-    """Of each scored task of a run, for statistics: of each of its replicas whether it was solved, those first.
+    """Returns for each scored task of a run whether each replica was solved, solved ones first; for statistics.
 
-    Tasks have a number for a name. without: agents that are left out. What the replay engine answered is not counted;
-    nothing is where several agents or models are left, whose attempts are no replicas of each other.
+    Tasks are named by numbers. without: agents that are left out. Answers of the replay engine are not counted; the
+    result is empty where several agents or models are left, whose attempts are no replicas of each other.
     """
     statement = text("""
         SELECT scored, solved, count(*) AS tasks, min(one) AS one, max(other) AS other FROM (
@@ -179,7 +179,7 @@ def _status(row: Row[Any]) -> RunStatus:
 
 
 def ended(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
-    """Those of the tasks that have ended."""
+    """Returns the ids of these tasks that have ended."""
     rows = database.sql(
         "SELECT id FROM tasks WHERE id = ANY(:ids) AND state IN ('succeeded', 'failed', 'cancelled')",
         {"ids": list(task_ids)},
@@ -203,7 +203,7 @@ def task_ids(
     state: TaskState | None = None,
     limit: int | None = None,
 ) -> list[UUID]:
-    """The run's tasks in the order of their acceptance; those after one, in one state, at most `limit` of them."""
+    """Returns the run's tasks in the order of acceptance; those after `after`, in `state`, at most `limit` of them."""
     statement = """
         SELECT id FROM tasks WHERE run_id = :id AND (CAST(:after AS uuid) IS NULL OR id > :after)
             AND (CAST(:state AS text) IS NULL OR state = :state) ORDER BY id LIMIT :limit"""
@@ -221,11 +221,11 @@ def task_spec(database: Database, task_id: UUID) -> TaskSpec:
 
 
 def results(database: Database, ids: Sequence[UUID]) -> list[TaskResult]:
-    """Tasks with all their attempts and artifacts, in the order of `ids`; three queries however many."""
-    wanted = {"ids": list(ids)}
+    """Returns tasks with all their attempts and artifacts, in the order of `ids`; three queries for any number."""
+    values = {"ids": list(ids)}
     with database.begin() as connection:
-        tasks = {row.task_id: row._asdict() for row in connection.execute(_TASKS, wanted)}
-        tries = _attempts(connection, wanted)
+        tasks = {row.task_id: row._asdict() for row in connection.execute(_TASKS, values)}
+        tries = _attempts(connection, values)
     missing = [task_id for task_id in ids if task_id not in tasks]
     if missing:
         raise UnknownName(f"unknown task {missing[0]}")
@@ -267,8 +267,6 @@ def _attempt(row: Row[Any], artifacts: list[Artifact]) -> AttemptRecord:
     return AttemptRecord.model_validate({**values, "artifacts": artifacts})
 
 
-# --- Trajectories for replay ----------------------------------------------------------------------------------------
-
 _TRAJECTORY = text("""
 SELECT s.key, a.end_reason, t.agent, t.replica = (SELECT replica FROM tasks WHERE id = :task) AS own FROM tasks t
 JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
@@ -288,30 +286,27 @@ class StoredTrajectory:
 
 
 def trajectory_of(database: Database, run: str, task_id: UUID, name: str) -> StoredTrajectory:
-    """What was recorded in `run` (an id or the end of one) of the task called `name`; of the same replica if it can be.
+    """Returns the trajectory that `run` (an id or its end) recorded of task `name`, of the same replica if possible.
 
     run: of several agents with the one meant, `RUN@AGENT`.
-    Raises: UnknownName, AmbiguousName: no such run; SpecInvalid: it has no such task, no trajectory of it, or several
-    agents that did it.
+    Raises: UnknownName, AmbiguousName: no such run; SpecInvalid: no trajectory of that task; OptionInvalid: several
+    agents did it.
     """
     run, _, agent = run.partition("@")
     run_id = find(database, "runs", run)
-    found = database.sql(_TRAJECTORY, {"run": run_id, "name": name, "task": task_id, "agent": agent}).all()
-    if len(agents := sorted({row.agent for row in found})) > 1:
+    rows = database.sql(_TRAJECTORY, {"run": run_id, "name": name, "task": task_id, "agent": agent}).all()
+    if len(agents := sorted({row.agent for row in rows})) > 1:
         raise OptionInvalid(
             f"expected one agent that did task {name!r} in run {run!r}, found {', '.join(agents)}; name one:"
             f" recording:{run}@{agents[0]}"
         )
-    row = found[0] if found else None
+    row = rows[0] if rows else None
     if row is None:
         raise SpecInvalid(
             f"expected run {run!r} to have a trajectory of task {name!r}, found none; record it with one that calls"
             " a model"
         )
     return StoredTrajectory(row.key, EndReason(row.end_reason))
-
-
-# --- Progress -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,14 +318,14 @@ class Progress:
 
     total: int
     waiting: int
-    starting: int  # a slot is held, no worker has it yet
+    starting: int  # has a slot, but no worker yet
     ended: int
     failed: int
     cancelled: int
-    superseded: int  # their group was complete without them: not among the cancelled
+    superseded: int  # group complete without them: not among the cancelled
     scored: int
     score: float | None
-    scripted: int = 0  # of these the replay engine answered calls: `scored` and `score` are without them
+    scripted: int = 0  # answered by a replay engine: not in `scored` and `score`
     scripted_score: float | None = None
     running: dict[str, int] = field(default_factory=dict)
 
@@ -371,7 +366,7 @@ _PHASES = ("image", "environment", "agent", "grading", "storing")
 
 
 def progress_of(database: Database, run_ids: Sequence[UUID]) -> Progress:
-    """The counts of these runs together, of one moment."""
+    """Returns the counts of these runs together, of one moment."""
     counts = database.sql(_COUNTS, {"runs": list(run_ids)}).one()._asdict()
     by_phase = counts.pop("running")
     return Progress(**counts, running={name: by_phase[name] for name in _PHASES if name in by_phase})

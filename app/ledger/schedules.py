@@ -21,9 +21,9 @@ from app.models.service_tables import ScheduleRow
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One schedule as stored. `settled_until`: every due time up to here was fired or passed over.
+    """A stored schedule. `settled_until`: every due time up to here was fired or passed over.
 
-    `last_due_at`, `last_run` and `last_failure` are of the newest firing, if there was one.
+    `last_due_at`, `last_run` and `last_failure` are of the newest firing, if there is one.
     """
 
     id: UUID
@@ -50,14 +50,14 @@ def add(database: Database, *, name: str, cron: str, dataset: str, submission: d
 
 
 def remove(database: Database, name: str) -> None:
-    """Its past firings go with it, their runs stay. Raises: UnknownName."""
+    """Deletes a schedule and its past firings; their runs stay. Raises: UnknownName."""
     with database.begin() as connection:
         if sql(connection, "DELETE FROM schedules WHERE name = :name", {"name": name}).rowcount == 0:
             raise UnknownName(f"unknown schedule {name!r}; `megaflow schedule list` shows them")
 
 
 def all_of(database: Database) -> list[Schedule]:
-    """By name."""
+    """Returns all schedules, by name."""
     rows = database.sql(
         "SELECT s.id, name, cron, dataset, submission, misfire, settled_until, f.due_at, f.run_id, f.failure"
         " FROM schedules s LEFT JOIN LATERAL (SELECT due_at, run_id, failure FROM schedule_fires"
@@ -67,12 +67,12 @@ def all_of(database: Database) -> list[Schedule]:
 
 
 def claim_due(database: Database, schedule: Schedule, due: Sequence[datetime], until: datetime) -> list[datetime]:
-    """Claim the due times that were not claimed, and settle everything up to `until`, in one transaction.
+    """Claims the due times that were not claimed, and settles everything up to `until`, in one transaction.
 
-    Two beats that tick at once get disjoint answers: the primary key (schedule, due time) decides.
+    Two processes that call this at once get disjoint results, by the primary key (schedule, due time).
     """
     with database.begin() as connection:
-        taken = []
+        claimed = []
         for due_at in due:
             row = sql(
                 connection,
@@ -81,18 +81,18 @@ def claim_due(database: Database, schedule: Schedule, due: Sequence[datetime], u
                 {"id": schedule.id, "due": due_at},
             ).first()
             if row is not None:
-                taken.append(due_at)
+                claimed.append(due_at)
                 events.append(connection, Fact("schedule.due", data={"name": schedule.name, "due_at": str(due_at)}))
         sql(
             connection,
             "UPDATE schedules SET settled_until = greatest(settled_until, :until) WHERE id = :id",
             {"id": schedule.id, "until": until},
         )
-    return taken
+    return claimed
 
 
 def unfinished(database: Database, older_than_s: float) -> list[tuple[Schedule, datetime]]:
-    """Due times that were taken, but whose run was never noted: the firing process died in between."""
+    """Returns claimed due times without a recorded run or failure: the firing process died in between."""
     rows = database.sql(
         "SELECT s.id, s.name, s.cron, s.dataset, s.submission, s.misfire, s.settled_until, f.due_at"
         " FROM schedule_fires f JOIN schedules s ON s.id = f.schedule_id"
@@ -106,7 +106,7 @@ def unfinished(database: Database, older_than_s: float) -> list[tuple[Schedule, 
 def note(
     database: Database, schedule_id: UUID, due_at: datetime, *, run_id: UUID | None, failure: str | None = None
 ) -> None:
-    """What came of a firing."""
+    """Records the result of a firing."""
     database.sql(
         "UPDATE schedule_fires SET run_id = :run_id, failure = :failure WHERE schedule_id = :id AND due_at = :due",
         {"id": schedule_id, "due": due_at, "run_id": run_id, "failure": failure},

@@ -1,4 +1,4 @@
-"""Migrates the schema, and tells whether that is needed."""
+"""Migrates the schema, and checks whether that is needed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def migrate(database_url: str) -> str | None:
-    """Bring the database to the newest revision; its name. Safe to run twice, and from two processes at once.
+    """Migrates the database to the newest revision and returns its name. Safe to run twice or concurrently.
 
-    Raises: DatabaseUnavailable; InstallationFailed without the migrations folder.
+    Raises: DatabaseUnavailable; InstallationFailed: no migrations folder.
     """
     config = _config()
     config.attributes["url"] = database_url
@@ -34,7 +34,7 @@ def migrate(database_url: str) -> str | None:
 
 
 def at_head(database_url: str) -> bool:
-    """True when nothing is left to migrate. Raises: DatabaseUnavailable."""
+    """Whether nothing is left to migrate. Raises: DatabaseUnavailable."""
     engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://", 1))
     try:
         with engine.connect() as connection:
