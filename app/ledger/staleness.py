@@ -57,7 +57,7 @@ def batch_bound(own: int | None, asked: int | None) -> int | None:
 
 
 def refuse_going_back(connection: Connection, lease_id: UUID, version: str, number: int) -> None:
-    """Refuses a commit of a version older than the last one that the lease's run committed. Raises: SampleRefused."""
+    """Refuses to commit a version older than the newest that the lease's run has committed. Raises: SampleRefused."""
     newest = sql(
         connection,
         "SELECT max(p.number) FROM experience_leases l JOIN experience_runs r ON r.run_id = l.run_id"

@@ -27,14 +27,14 @@ PHASES: Mapping[Phase, str] = {
     Phase.STORED: "storing",
     Phase.TORN_DOWN: "teardown",
 }
-"""What an attempt did until it reached each phase after the admission, in order."""
+"""Phases after the admission, in order, by the mark that ends each."""
 
 _ORDER = tuple(PHASES)
 _IN_PLACE = tuple(phase for phase in PHASES if phase not in (Phase.GRADING_QUEUED, Phase.GRADING_STARTED))
-"""Without those of an attempt that is graded apart."""
+"""Phases without those of an attempt that another instance grades."""
 
 NAMES = (LINE, *PHASES.values())
-"""Every phase, in order."""
+"""Names of all phases, in order."""
 
 _WAITED_IN: Mapping[str, str] = {
     "environment_starts": "environment",
@@ -42,17 +42,17 @@ _WAITED_IN: Mapping[str, str] = {
     "image_builds": "image",
     "model": "agent",
 }
-"""In which phase one waits for a limit, by how the limit's name begins."""
+"""Phase in which an attempt waits for a limit, by the prefix of the limit's name."""
 
 
 def phase_of_limit(limit: str) -> str | None:
-    """The phase in which an attempt waits for this limit, where that is known."""
+    """Returns the phase in which an attempt waits for this limit; None: unknown."""
     return next((phase for prefix, phase in _WAITED_IN.items() if limit.startswith(prefix)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One phase of an attempt. `end` is None while it lasts; `seconds` are those so far."""
+    """Phase of an attempt. `end` is None while it lasts; `seconds`: its duration so far."""
 
     phase: str
     begin: datetime
@@ -63,28 +63,28 @@ class Span:
 def spans(
     reached: Mapping[Phase, datetime], admitted_at: datetime, finished_at: datetime | None, now: datetime
 ) -> list[Span]:
-    """The phases from the admission on.
+    """Returns the phases from the admission on.
 
-    The last phase that a failed attempt reached lies before the one in which it failed: that one ends with the attempt.
+    A failed attempt failed in the phase after the last one that it reached; that phase ends with the attempt.
     """
-    found: list[Span] = []
+    phases: list[Span] = []
     order = _ORDER if Phase.GRADING_QUEUED in reached else _IN_PLACE
     begin, following = admitted_at, 0
     for index, phase in enumerate(order):
         if phase not in reached:
             continue
         if phase is Phase.TORN_DOWN and finished_at is not None and index > following:
-            found.append(_span(order[following], begin, finished_at))
+            phases.append(_span(order[following], begin, finished_at))
             begin = max(begin, finished_at)
-        found.append(_span(phase, begin, reached[phase]))
+        phases.append(_span(phase, begin, reached[phase]))
         begin, following = reached[phase], index + 1
     if following < len(order):
         underway = order[following]
         if finished_at is None:
-            found.append(Span(PHASES[underway], begin, None, _between(begin, now)))
+            phases.append(Span(PHASES[underway], begin, None, _between(begin, now)))
         elif underway is not Phase.TORN_DOWN:
-            found.append(_span(underway, begin, finished_at))
-    return found
+            phases.append(_span(underway, begin, finished_at))
+    return phases
 
 
 def _span(phase: Phase, begin: datetime, end: datetime) -> Span:
@@ -95,22 +95,19 @@ def _between(begin: datetime, end: datetime) -> float:
     return max(0.0, (end - begin).total_seconds())
 
 
-# --- Waiting --------------------------------------------------------------------------------------------------------
-
-
 class WaitingWindow(NamedTuple):
-    """A time in which a task waited for its admission. `end` is None while it does."""
+    """Interval in which a task waited for its admission. `end` is None while it waits."""
 
     begin: datetime
     end: datetime | None
-    attempt: int  # the one that it was for
+    attempt: int  # number of the attempt that it waited for
 
     def seconds(self, now: datetime) -> float:
         return _between(self.begin, self.end or now)
 
 
 class AttemptTimes(NamedTuple):
-    """When one attempt was admitted and when it ended."""
+    """Times of an attempt's admission and end."""
 
     admitted_at: datetime
     finished_at: datetime | None
@@ -122,34 +119,34 @@ def windows(
     attempts: Sequence[AttemptTimes],
     reopened: Iterable[datetime] = (),
 ) -> list[WaitingWindow]:
-    """The times in which a task waited: before its first attempt, between two, and now.
+    """Returns the intervals in which a task waited: before its first attempt, between two, and now.
 
-    attempts: in the order of their numbers. reopened: when `megaflow retry` put the task back in line; what lies
-    between an end and that was no waiting.
+    attempts: in the order of their numbers. reopened: when `megaflow retry` put the task back in line; the time from an
+    end until then is no waiting.
     """
-    found: list[WaitingWindow] = []
+    waits: list[WaitingWindow] = []
     begin: datetime | None = accepted_at
     moments = sorted(reopened)
     for number, attempt in enumerate(attempts, start=1):
         if begin is not None:
             again = [at for at in moments if begin < at <= attempt.admitted_at]
-            found.append(WaitingWindow(again[-1] if again else begin, attempt.admitted_at, number))
+            waits.append(WaitingWindow(again[-1] if again else begin, attempt.admitted_at, number))
         begin = attempt.finished_at
     if begin is None:
-        return found
+        return waits
     if ended_at is None:
         again = [at for at in moments if at > begin]
-        found.append(WaitingWindow(again[-1] if again else begin, None, len(attempts) + 1))
-    elif ended_at > begin and not attempts:  # it ended in line
-        found.append(WaitingWindow(begin, ended_at, 1))
-    return found
+        waits.append(WaitingWindow(again[-1] if again else begin, None, len(attempts) + 1))
+    elif ended_at > begin and not attempts:  # it ended without an attempt
+        waits.append(WaitingWindow(begin, ended_at, 1))
+    return waits
 
 
 class LimitIntervals:
-    """When one limit was binding: answers quickly how much of a window that was, for many windows."""
+    """Intervals in which one limit was binding; computes their share of a window quickly, for many windows."""
 
     def __init__(self, intervals: Iterable[tuple[datetime, datetime]]) -> None:
-        """Intervals may touch and overlap; they count once."""
+        """Merges intervals that touch or overlap, so that they count once."""
         self._begins: list[float] = []
         self._ends: list[float] = []
         for begin, end in sorted((begin.timestamp(), end.timestamp()) for begin, end in intervals):
@@ -163,14 +160,14 @@ class LimitIntervals:
             self._before.append(self._before[-1] + right - left)
 
     def during(self, begin: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
-        """The parts of `begin` to `end` in which the limit was binding."""
+        """Yields the parts of `begin` to `end` in which the limit was binding."""
         for left, right in zip(self._begins, self._ends, strict=True):
             since, until = max(left, begin.timestamp()), min(right, end.timestamp())
             if since < until:
                 yield datetime.fromtimestamp(since, UTC), datetime.fromtimestamp(until, UTC)
 
     def within(self, begin: datetime, end: datetime) -> float:
-        """Seconds of `begin` to `end` in which the limit was binding."""
+        """Returns the seconds of `begin` to `end` in which the limit was binding."""
         return max(0.0, self._until(end.timestamp()) - self._until(begin.timestamp()))
 
     def _until(self, at: float) -> float:

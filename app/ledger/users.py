@@ -1,4 +1,4 @@
-"""Users of the web server: tokens, sessions of browsers, one-time links, and the trail of what users did."""
+"""Stores users of the web server: tokens, sessions of browsers, one-time links, and the log of user actions."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from app.ledger.database import Database, sql
 from app.models.service_tables import UserActionRow
 
 OWNER = "default"
-"""The user of submissions that name none: the owner of a single machine's stack."""
+"""User of submissions that name none: the owner of a single-machine installation."""
 LINK_S = 3600.0
-"""How long a one-time link can be used."""
+"""Seconds for which a one-time link is valid."""
 SESSION_S = 14 * 86400.0
-"""How long a browser stays signed in."""
+"""Seconds for which a browser stays signed in."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _MOST_DAYS = 3660
 
 
 class Scope(StrEnum):
-    """What a token allows; each contains those before it."""
+    """Permissions of a token; each includes those before it."""
 
     READ = "read"  # the user's own runs
-    SUBMIT = "submit"  # and start, stop, repeat them
-    ADMINISTER = "administer"  # everybody's runs, limits, quotas, users
+    SUBMIT = "submit"  # also start, stop, repeat them
+    ADMINISTER = "administer"  # also everybody's runs, limits, quotas, users
 
 
 class TokenKind(StrEnum):
@@ -62,13 +62,13 @@ class UserToken:
 
 
 def scopes_up_to(highest: Scope | str) -> frozenset[Scope]:
-    """A scope with those that it contains. Raises: OptionInvalid."""
+    """Returns a scope with those that it includes. Raises: OptionInvalid."""
     try:
-        wanted = Scope(highest)
+        scope = Scope(highest)
     except ValueError:
         raise OptionInvalid(f"expected a scope of {', '.join(Scope)}; found {highest!r}") from None
     known = list(Scope)
-    return frozenset(known[: known.index(wanted) + 1])
+    return frozenset(known[: known.index(scope) + 1])
 
 
 def add_token(
@@ -80,15 +80,15 @@ def add_token(
     expires_s: float | None = None,
     label: str = "",
 ) -> tuple[str, UserToken]:
-    """Make a token; the secret is returned here and never again.
+    """Creates a token; its secret is returned here and never again.
 
     scope: the highest that it allows. expires_s: seconds from now; None: it does not lapse.
-    Raises: OptionInvalid: the name or the time is none; DatabaseUnavailable.
+    Raises: OptionInvalid: the name or the time is invalid; DatabaseUnavailable.
     """
     if not _NAME.fullmatch(user_name):
-        found = user_name[:80]
+        shown = user_name[:80]
         raise OptionInvalid(
-            f"expected a user name of at most 64 letters, digits and . _ @ -, found {found!r}; no token was made"
+            f"expected a user name of at most 64 letters, digits and . _ @ -, found {shown!r}; no token was made"
         )
     if expires_s is not None and not 0 < expires_s <= _MOST_DAYS * 86400:
         raise OptionInvalid(f"expected a time of more than 0 and at most {_MOST_DAYS} days, found {expires_s:g} s")
@@ -114,7 +114,7 @@ _VALID = "token_sha256 = :digest AND kind = ANY(:kinds) AND (expires_at IS NULL 
 
 
 def find_token(database: Database, secret: str, *kinds: TokenKind) -> UserToken | None:
-    """The token of a secret, of one of these kinds; None: there is none, or it has lapsed."""
+    """Returns the token of a secret, of one of these kinds; None: there is none, or it has lapsed."""
     values = {"digest": _digest(secret), "kinds": [kind.value for kind in kinds]}
     with database.begin() as connection:
         row = sql(connection, f"SELECT * FROM user_tokens WHERE {_VALID}", values).first()  # noqa: S608
@@ -130,7 +130,7 @@ def find_token(database: Database, secret: str, *kinds: TokenKind) -> UserToken 
 
 
 def lapsed(database: Database, tokens: Sequence[tuple[str, TokenKind]]) -> set[tuple[str, TokenKind]]:
-    """Those of these secrets that are no valid token, or no more, in one query."""
+    """Returns those of these secrets that are no valid token now, in one query."""
     values = {"digests": [_digest(secret) for secret, _ in tokens], "kinds": [kind.value for _, kind in tokens]}
     numbers = database.sql(
         "SELECT g.number FROM unnest(CAST(:digests AS text[]), CAST(:kinds AS text[])) WITH ORDINALITY"
@@ -142,19 +142,19 @@ def lapsed(database: Database, tokens: Sequence[tuple[str, TokenKind]]) -> set[t
 
 
 def take_link(database: Database, secret: str) -> UserToken | None:
-    """Use a one-time link up. None: it was used, has lapsed, or there is none."""
+    """Uses a one-time link up. None: it was used, has lapsed, or does not exist."""
     values = {"digest": _digest(secret), "kinds": [TokenKind.LINK.value]}
     row = database.sql(f"DELETE FROM user_tokens WHERE {_VALID} RETURNING *", values).first()  # noqa: S608
     return None if row is None else _token(row)
 
 
 def owner_link(database: Database) -> str:
-    """The secret of a one-time link that signs the installation's owner in, as an administrator."""
+    """Creates a one-time link that signs the installation's owner in as an administrator; returns its secret."""
     return add_token(database, OWNER, Scope.ADMINISTER, kind=TokenKind.LINK, expires_s=LINK_S)[0]
 
 
 def all_tokens(database: Database) -> list[UserToken]:
-    """Of all users, without links and what has lapsed; by user, then by age."""
+    """Returns all valid tokens and sessions, without links; by user, then by age."""
     rows = database.sql(
         "SELECT * FROM user_tokens WHERE kind <> 'link'"
         " AND (expires_at IS NULL OR expires_at > clock_timestamp()) ORDER BY user_name, created_at"
@@ -163,7 +163,7 @@ def all_tokens(database: Database) -> list[UserToken]:
 
 
 def revoke(database: Database, user_name: str, token: str = "") -> int:
-    """Delete a user's tokens and sessions, or the token whose id ends in `token` with its sessions; how many.
+    """Deletes a user's tokens and sessions, or the token whose id ends in `token` and its sessions; returns how many.
 
     Raises: UnknownName.
     """
@@ -181,7 +181,7 @@ def revoke(database: Database, user_name: str, token: str = "") -> int:
 
 
 def end_session(database: Database, secret: str) -> None:
-    """Sign a browser out."""
+    """Signs a browser out."""
     values = {"digest": _digest(secret)}
     database.sql("DELETE FROM user_tokens WHERE token_sha256 = :digest AND kind = 'session'", values)
 
@@ -196,12 +196,9 @@ def _token(row: Row[Any]) -> UserToken:
     return UserToken(**{**fields, "kind": TokenKind(row.kind), "scopes": scopes})
 
 
-# --- The trail ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class UserAction:
-    """One thing that a user did through the web server, or an account of a machine by a command."""
+    """An action of a user through the web server, or of a machine's account by a command."""
 
     at: datetime
     user_name: str
@@ -214,13 +211,13 @@ class UserAction:
 def record_action(
     database: Database, user_name: str, action: str, subjects: Sequence[str], reason: str = "", **data: Any
 ) -> None:
-    """Keep what a user did to each of at least one subject."""
+    """Records an action of a user on each of at least one subject."""
     values = {"user_name": user_name, "action": action, "reason": reason[:1000], "data": data}
     database.sql(insert(UserActionRow), [values | {"subject": one[:200]} for one in subjects])
 
 
 def others_paused(database: Database, run_id: UUID, user_name: str) -> bool:
-    """Whether another user than this one paused the run, by the trail, since it was last resumed."""
+    """Whether another user paused the run since it was last resumed, by the log of actions."""
     statement = (
         "SELECT 1 FROM user_actions a JOIN pauses p ON p.kind = 'run' AND p.name = a.subject AND a.at >= p.since"
         " WHERE a.subject = :run AND a.action = 'run.paused' AND a.user_name <> :user"
@@ -229,7 +226,7 @@ def others_paused(database: Database, run_id: UUID, user_name: str) -> bool:
 
 
 def actions(database: Database, *, subjects: Iterable[str] | None = None, limit: int = 200) -> Sequence[UserAction]:
-    """The newest first; of all, or of some subjects."""
+    """Returns recorded actions, the newest first; all, or those on some subjects."""
     chosen = None if subjects is None else list(subjects)
     rows = database.sql(
         "SELECT at, user_name, action, subject, reason, data FROM user_actions"

@@ -1,4 +1,4 @@
-"""Stores webhooks: which events they get, how far each is, and how its deliveries went."""
+"""Stores webhooks: their kinds of events, their position, and the state of their deliveries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OURS = "MEGAFLOW_"
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One webhook. `failures`: in a row; `wait_s`: until the next try, 0 when it may be now."""
+    """A webhook. `failures`: in a row; `wait_s`: until the next try, 0 when it may be now."""
 
     id: UUID
     url: str
@@ -47,14 +47,14 @@ def add(
     secret_env: str | None = None,
     position: str | None = None,
 ) -> Hook:
-    """Tell `url` of facts of these kinds (all, when there are none) after `position`, or from now on.
+    """Adds a webhook that sends `url` facts of these kinds (none: all) after `position`, or from now on.
 
     Raises: SpecInvalid: nothing was added.
     """
     check_url(url)
     stream.check_kinds(kinds)
     if secret_env is not None and (not _VARIABLE.fullmatch(secret_env) or secret_env.upper().startswith(_OURS)):
-        # What was found is not shown: somebody may have given the secret itself.
+        # The value is not shown: it may be the secret itself.
         raise OptionInvalid(
             "expected the name of an environment variable that holds the secret, such as HOOK_SECRET (not one of"
             f" {_OURS}…, which are settings); found something else"
@@ -75,22 +75,22 @@ def add(
 
 def check_url(url: str) -> None:
     """Raises: SpecInvalid."""
-    wanted = "expected a URL such as https://example.org/hook"
+    expected = "expected a URL such as https://example.org/hook"
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise OptionInvalid(f"{wanted}, found {url!r}: {error}") from error
+        raise OptionInvalid(f"{expected}, found {url!r}: {error}") from error
     if parts.username or parts.password:
-        raise OptionInvalid(f"{wanted} without a name or password in it; sign with --secret-env instead")
+        raise OptionInvalid(f"{expected} without a name or password in it; sign with --secret-env instead")
     if parts.scheme not in ("http", "https") or not host or re.search(r"[\s\x00-\x1f]", url):
-        raise OptionInvalid(f"{wanted} (http or https, with a host), found {url!r}")
+        raise OptionInvalid(f"{expected} (http or https, with a host), found {url!r}")
     if parts.fragment:
-        raise OptionInvalid(f"{wanted} without a fragment, found #{parts.fragment}: it would never be sent")
+        raise OptionInvalid(f"{expected} without a fragment, found #{parts.fragment}: it would never be sent")
 
 
 def all_of(database: Database) -> list[Hook]:
-    """The oldest first. Raises: DatabaseUnavailable."""
+    """Returns all webhooks, the oldest first. Raises: DatabaseUnavailable."""
     statement = text(
         "SELECT id, url, kinds, secret_env, position, created_at, failures,"
         " greatest(0, coalesce(extract(epoch FROM retry_at - clock_timestamp()), 0))::float8 AS wait_s,"
@@ -100,20 +100,20 @@ def all_of(database: Database) -> list[Hook]:
 
 
 def remove(database: Database, name: str) -> Hook:
-    """The one whose id is `name`, or begins or ends so. What is on its way may still arrive. Raises: UnknownName."""
-    wanted = name.lower()
+    """Removes the webhook whose id begins or ends with `name`; events in transit may arrive. Raises: UnknownName."""
+    part = name.lower()
     known = all_of(database)
-    found = [hook for hook in known if wanted and (str(hook.id).startswith(wanted) or str(hook.id).endswith(wanted))]
-    if len(found) != 1:
+    hooks = [hook for hook in known if part and (str(hook.id).startswith(part) or str(hook.id).endswith(part))]
+    if len(hooks) != 1:
         raise UnknownName.of("webhook", name, [str(hook.id) for hook in known])
     with database.begin() as connection:
-        sql(connection, "DELETE FROM webhooks WHERE id = :id", {"id": found[0].id})
-        events.append(connection, Fact("webhook.removed", data={"webhook": str(found[0].id)}))
-    return found[0]
+        sql(connection, "DELETE FROM webhooks WHERE id = :id", {"id": hooks[0].id})
+        events.append(connection, Fact("webhook.removed", data={"webhook": str(hooks[0].id)}))
+    return hooks[0]
 
 
 def delivered(database: Database, hook_id: UUID, old: str, new: str) -> bool:
-    """What follows `old` up to `new` has arrived; False when the webhook is gone or another was faster."""
+    """Records that facts after `old` up to `new` arrived; False: the webhook was removed or has another position."""
     statement = text(
         "UPDATE webhooks w SET position = :new, failures = 0, retry_at = NULL, last_error = NULL,"
         " delivered_at = clock_timestamp() FROM (SELECT id, failures FROM webhooks WHERE id = :id FOR UPDATE) before"
@@ -127,15 +127,15 @@ def delivered(database: Database, hook_id: UUID, old: str, new: str) -> bool:
 
 
 def passed_over(database: Database, hook_id: UUID, old: str, new: str) -> bool:
-    """Nothing between the two positions concerns this webhook; False as for `delivered`."""
+    """Records that no fact between the two positions concerns this webhook; False as for `delivered`."""
     statement = text("UPDATE webhooks SET position = :new WHERE id = :id AND position = :old RETURNING id")
     return database.sql(statement, {"id": hook_id, "old": old, "new": new}).first() is not None
 
 
 def failed(database: Database, hook_id: UUID, position: str, error: str, wait_s: float) -> bool:
-    """What follows `position` did not arrive, and is sent again in `wait_s` seconds; False as for `delivered`.
+    """Records that facts after `position` did not arrive, to be resent in `wait_s` seconds; False as for `delivered`.
 
-    Only the first failure in a row is a fact: a webhook that hears of its own failures would never be done.
+    Only the first failure in a row is a fact: a webhook that receives its own failures would never finish.
     """
     statement = text(
         "UPDATE webhooks SET failures = failures + 1, last_error = :error,"
