@@ -1,6 +1,6 @@
 """Defines named limits: set values, defaults, and current use.
 
-A name is `KIND:SUBJECT`; the subject `*` stands for all subjects without a row of their own. Slots of classes and
+A name is `KIND:SUBJECT`; the subject `*` means all subjects without a row of their own. Slots of classes and
 quotas of users are limits, too, but are stored in their own tables (`classes`, `quotas`).
 """
 

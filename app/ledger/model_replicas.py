@@ -35,7 +35,7 @@ CHANGED = "megaflow_models"
 """Channel: a model's replicas changed; the payload is the model's name."""
 
 ANY = "*"
-"""Name that stands for every model without its own row."""
+"""Name for every model without its own row."""
 
 ACTIVE = "active"
 DRAINING = "draining"

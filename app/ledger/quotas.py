@@ -53,7 +53,7 @@ class Quotas:
 
 
 def load(connection: Connection) -> Quotas:
-    """All quotas and accounts."""
+    """Reads all quotas and accounts."""
     rows = sql(connection, "SELECT user_name, weight, running, pending, instances, spend_usd FROM quotas")
     accounts = sql(connection, "SELECT user_name, spent_usd FROM accounts")
     return Quotas({row.user_name: Quota(*row) for row in rows}, {row.user_name: row.spent_usd for row in accounts})

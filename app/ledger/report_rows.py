@@ -1,4 +1,4 @@
-"""Reads what a report says of each task of a run: its outcome, cost, time, instance and image."""
+"""Reads the data of a report on each task of a run: its outcome, cost, time, instance and image."""
 
 from __future__ import annotations
 

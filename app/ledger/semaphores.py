@@ -36,7 +36,7 @@ def ask(
     attempt_id: UUID | None = None,
     instance_id: UUID | None = None,
 ) -> SemaphoreAnswer:
-    """Takes a place, or stands in line for one. Call again until it is granted; this is safe and renews the lease.
+    """Takes a place, or joins the line for one. Call again until it is granted; this is safe and renews the lease.
 
     A place in line is leased as well, for `lease_s`: a holder that does not call in time loses it. `capacity_default`
     applies when `limits` has no row of that name; None: no bound, the row only shows the holder.

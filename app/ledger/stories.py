@@ -66,7 +66,7 @@ class OtherUser:
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """Position of a task in its queue, 1 is next; `beside`: users of other queues with the same mode and class."""
+    """Position of a task in its queue, 1 is next; `beside`: other users with tasks in the same mode and class."""
 
     position: int
     length: int

@@ -9,7 +9,7 @@ only b; a, the earlier fact, would be delivered after it.
 So a position is a snapshot: the set of transactions decided by then. Between two snapshots, exactly the facts that
 committed between them are delivered, ordered by id.
 
-- Nothing is lost and nothing comes twice: a committed fact is on one side of every snapshot, and the intervals
+- No fact is lost or delivered twice: a committed fact is on one side of every snapshot, and the intervals
   between successive snapshots leave no gap and no overlap. A fact that was rolled back is in no interval.
 - Order within a task: the writer of a fact of a task holds the task's row lock until the commit. So of two facts in
   different transactions the earlier one's transaction had ended before the later fact got its id: its id is lower, and
@@ -18,7 +18,7 @@ committed between them are delivered, ordered by id.
 - No reader waits for a transaction that stays open: its facts are delivered when it commits.
 
 A snapshot here ends at the newest transaction of which a fact is visible, not at the newest of the server. The set of
-facts is the same, the position of an idle system stands still, and every number in it belongs to a durable commit: a
+facts is the same, the position of an idle system does not change, and every number in it belongs to a durable commit: a
 crash of PostgreSQL may reuse numbers that never reached the disk, and none of those is in a position. (This
 requires `synchronous_commit`, the default. A database restored from a dump restarts its numbers: set `events.txid`
 to 0 there, so that its facts count as old.)

@@ -230,7 +230,7 @@ class Occupancy:
     draining: Counter[Key] = field(default_factory=Counter)  # live attempts on instances that take nothing new
     stillborn: Counter[tuple[str, str]] = field(
         default_factory=Counter
-    )  # failed lately before any use, while none came into use
+    )  # failed lately before any use, while none was used
     spread: set[str] = field(default_factory=set)  # classes whose standing instances take work on several hosts
     unfinished_gradings: Counter[str] = field(default_factory=Counter)  # by class: waiting or with a grader
     graders: Counter[str] = field(default_factory=Counter)  # by class: not ended and not draining
