@@ -367,7 +367,10 @@ def draining_why(database: Database, instance_id: UUID) -> str | None:
 
 
 def find(database: Database, name: str) -> UUID:
-    """Returns the live instance whose id begins or ends with `name`, or whose handle it is (a pid, a container id)."""
+    """Returns the live instance whose id begins or ends with `name`, or whose handle it is (a pid, a container id).
+
+    Raises: UnknownName; AmbiguousName.
+    """
     part = name.lower().replace("-", "")
     ids = list(
         database.sql(

@@ -302,7 +302,10 @@ class Registered:
         return cls(frozenset(pairs), settings.shared_installation)
 
     def refusal(self, model: ModelChoice, url: str) -> str | None:
-        """Returns why this model may not be called at `url`, with the command that would allow it; None: it may."""
+        """Returns why this model may not be called at `url`, with the command that would allow it; None: it may.
+
+        url: `model.base_url`, or that of the settings.
+        """
         url = normal_url(url)
         if (why := forbidden_url(url)) is not None:
             return f"{url}: expected a model server, found {why}; models are never called there"

@@ -187,5 +187,5 @@ FROM used
 
 
 def figures(database: Database, run_id: UUID, *, so_far: bool = False) -> StepFigures:
-    """Reads the figures of a step's run. so_far: it still runs; complete groups count as used, open ones are left out."""
+    """Reads the figures of a step's run. so_far: it still runs; complete groups count as used, open ones do not."""
     return StepFigures(**database.sql(_FIGURES, {"run": run_id, "so_far": so_far}).one()._mapping)
