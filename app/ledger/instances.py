@@ -21,12 +21,12 @@ from app.models.states import InstanceState
 from app.models.tables import InstanceRow
 
 INTERRUPTED_EXIT = 75
-"""Exit code (EX_TEMPFAIL) of a worker that was told to stop and gave its attempts back."""
+"""Exit code (EX_TEMPFAIL) of a worker that stopped on request and gave its attempts back."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceDemand:
-    """A kind of instance, and the number of further instances needed."""
+    """Request for `count` instances of one provider, mode and class."""
 
     provider: str
     mode: InstanceMode
@@ -49,7 +49,7 @@ SELECT 'instance.requested', id, jsonb_build_object('mode', mode, 'class', CAST(
 
 
 def request(connection: Connection, wanted: InstanceDemand) -> list[UUID]:
-    """Writes the rows of instances about to be asked for; a crash in between leaves rows that are asked for again."""
+    """Inserts rows of instances before the provider is called; after a crash in between, these are requested again."""
     ids = [uuids.uuid7() for _ in range(wanted.count)]
     connection.execute(
         _REQUEST,
@@ -66,7 +66,7 @@ def request(connection: Connection, wanted: InstanceDemand) -> list[UUID]:
 
 
 def pending_requests(connection: Connection, older_than_s: float, limit: int) -> list[tuple[UUID, InstanceDemand]]:
-    """Requested this long ago and never started, as far as the ledger knows: safe to request again."""
+    """Returns requests this old that never started, as far as the ledger knows: safe to request again."""
     rows = sql(
         connection,
         "SELECT id, provider, mode, resource_class, slots,"
@@ -82,7 +82,7 @@ def pending_requests(connection: Connection, older_than_s: float, limit: int) ->
 
 
 def launched(database: Database, handles: dict[UUID, str]) -> None:
-    """Records that the provider has accepted the instances. An instance that is ready already keeps its state."""
+    """Records the provider's handles. An instance that is ready already keeps its state."""
     if not handles:
         return
     database.sql(
@@ -111,12 +111,12 @@ SELECT id FROM moved
 
 
 def ready_many(database: Database, ids: Sequence[UUID]) -> set[UUID]:
-    """Their workers listen. What is missing in the answer is not expected any more, and must leave."""
+    """Records that workers listen. An instance missing in the result is not expected any more: its worker must exit."""
     with database.begin() as connection:
         moved = set(connection.execute(_READY, {"ids": list(ids)}).scalars())
         if moved:
             events.wake_dispatcher(connection)
-        # An answer that was lost on its way: ready already is as good.
+        # An instance that is ready already counts too: its first answer may have been lost.
         return moved | set(
             sql(
                 connection,
@@ -127,7 +127,7 @@ def ready_many(database: Database, ids: Sequence[UUID]) -> set[UUID]:
 
 
 def ready(database: Database, instance_id: UUID) -> bool:
-    """Marks an instance whose worker listens as ready. False: it is no longer expected and must leave."""
+    """Records that an instance's worker listens. False: it is not expected any more, and must exit."""
     return instance_id in ready_many(database, [instance_id])
 
 
@@ -140,15 +140,15 @@ def register(
 
 
 def seen(database: Database, instance_id: UUID) -> InstanceState | None:
-    """Records a heartbeat; returns the instance's state in the ledger. None or an end state: the worker must leave.
+    """Records a sign of life and returns the state. None: it has ended or is unknown, and the worker must exit.
 
-    `DRAINING`: it finishes what it has, takes nothing new, and leaves.
+    `DRAINING`: the worker finishes its attempts, takes no new ones, and exits.
     """
     return seen_many(database, [instance_id]).get(instance_id)
 
 
 def seen_many(database: Database, instance_ids: Sequence[UUID]) -> dict[UUID, InstanceState]:
-    """Signs of life of many; those that have ended or never were are missing."""
+    """Records signs of life and returns the states; instances that have ended or are unknown are missing."""
     rows = database.sql(
         "WITH mine AS MATERIALIZED (SELECT id FROM instances WHERE id = ANY(CAST(:ids AS uuid[]))"
         " AND state NOT IN ('terminated', 'failed') ORDER BY id FOR UPDATE)"
@@ -176,9 +176,9 @@ SELECT id FROM moved UNION ALL SELECT id FROM closed
 
 
 def drain(database: Database, instance_ids: Sequence[UUID], why: str) -> list[UUID]:
-    """They finish what they have, take nothing new, and leave; the first reason is kept. Which were moved.
+    """Drains instances: they finish their attempts, take no new ones, and exit. Returns those that changed.
 
-    One that has only been requested is closed; should its provider have started it, it is told to leave.
+    The first reason stays. A requested instance is closed; if its provider starts it anyway, its worker must exit.
     """
     with database.begin() as connection:
         moved = list(connection.execute(_DRAIN, {"ids": list(instance_ids), "why": why}).scalars())
@@ -189,7 +189,7 @@ def drain(database: Database, instance_ids: Sequence[UUID], why: str) -> list[UU
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """An instance that is gone. `exit_code`: of its worker; None: unknown."""
+    """An instance that has exited. `exit_code`: of its worker; None: unknown."""
 
     instance_id: UUID
     exit_code: int | None
@@ -218,7 +218,7 @@ SELECT id, code, why FROM closed
 
 
 def exited_many(database: Database, exits: Sequence[Exit], retry: RetryPolicy) -> set[UUID]:
-    """Instances are gone: close their rows, take their attempts and gradings back. Those not closed before."""
+    """Closes rows of exited instances and takes their attempts and gradings back. Returns those not closed before."""
     if not exits:
         return set()
     values = {
@@ -236,7 +236,7 @@ def exited_many(database: Database, exits: Sequence[Exit], retry: RetryPolicy) -
 
 
 def exited(database: Database, instance_id: UUID, exit_code: int | None, why: str, retry: RetryPolicy) -> bool:
-    """Closes the row of an ended instance and takes its attempts back. False: it was closed already."""
+    """Closes the row of an exited instance and takes its attempts back. False: it was closed before."""
     return bool(exited_many(database, [Exit(instance_id, exit_code, why)], retry))
 
 
@@ -265,7 +265,7 @@ def _take_back(connection: Connection, gone: dict[UUID, tuple[int | None, str]],
 
 
 def least_busy(connection: Connection, mode: InstanceMode, resource_class: str, most: int) -> list[UUID]:
-    """Standing instances of a class that could leave at the least cost: those that run least, the newest first."""
+    """Returns ready instances of a class that are cheapest to remove: those that run least, the newest first."""
     rows = sql(
         connection,
         "SELECT i.id FROM instances i WHERE i.mode = :mode AND i.resource_class = :class"
@@ -279,9 +279,9 @@ def least_busy(connection: Connection, mode: InstanceMode, resource_class: str, 
 
 
 def failing(connection: Connection, in_a_row: int) -> list[UUID]:
-    """Standing instances whose last `in_a_row` attempts, of several tasks, all ended for reasons of the instance.
+    """Returns ready pool instances whose last `in_a_row` attempts, of several tasks, all failed through the instance.
 
-    A model that does not answer, or a ledger too slow for leases, is not the instance's fault, nor is a grader's.
+    A model that does not answer, a ledger too slow for leases, and a grader's failure are not the instance's fault.
     """
     reasons = [EndReason.ENVIRONMENT_ERROR.value, EndReason.GRADING_ERROR.value, EndReason.INFRASTRUCTURE.value]
     rows = sql(
@@ -298,8 +298,8 @@ def failing(connection: Connection, in_a_row: int) -> list[UUID]:
 
 
 def outlived(connection: Connection, grace_s: float) -> list[tuple[UUID, str, str | None]]:
-    """Ephemeral instances that are still there `grace_s` after their attempt's end, or its agent's where it is graded
-    apart: id, provider, handle."""
+    """Returns ephemeral instances (id, provider, handle) that still exist `grace_s` after their attempt has ended or,
+    where another instance grades it, after its agent has ended."""
     rows = sql(
         connection,
         "SELECT i.id, i.provider, i.handle FROM instances i JOIN attempts a ON a.id = i.attempt_id"
@@ -320,10 +320,10 @@ class LiveInstance:
     resource_class: str
     provider: str
     handle: str | None
-    host: str | None  # where it stands; None: it did not say
+    host: str | None  # None: not reported
     state: str
     slots: int
-    used: int  # attempts that run on it, gradings that it has
+    used: int  # running attempts and gradings
     age_s: float
     silent_s: float | None  # since its last sign of life; None: there was none yet
     overdue: bool  # past its deadline
@@ -343,7 +343,7 @@ FROM instances i WHERE i.state NOT IN ('terminated', 'failed')
 
 
 def live(database: Database, ids: Sequence[UUID] | None = None) -> list[LiveInstance]:
-    """Instances that have not ended, by mode, class and age; only those of `ids` when given."""
+    """Returns the instances that have not ended, by mode, class and age; only those of `ids` when given."""
     chosen = "" if ids is None else " AND i.id = ANY(:ids)"
     rows = database.sql(
         f"{_LIVE}{chosen} ORDER BY i.mode, i.resource_class, i.requested_at, i.id",
@@ -353,7 +353,7 @@ def live(database: Database, ids: Sequence[UUID] | None = None) -> list[LiveInst
 
 
 def standing(database: Database) -> dict[UUID, float]:
-    """Instances without a provider that have been ready, with the seconds since their last sign of life."""
+    """Returns the instances without a provider that have been ready, with the seconds since their last sign of life."""
     rows = database.sql(
         "SELECT id, extract(epoch FROM clock_timestamp() - coalesce(seen_at, ready_at))::float8 FROM instances"
         " WHERE provider = 'static' AND ready_at IS NOT NULL AND state NOT IN ('terminated', 'failed')"
@@ -362,17 +362,17 @@ def standing(database: Database) -> dict[UUID, float]:
 
 
 def draining_why(database: Database, instance_id: UUID) -> str | None:
-    """Returns the reason for draining the instance; None: it is not draining."""
+    """Returns why the instance is draining; None: it is not."""
     return database.sql("SELECT draining_why FROM instances WHERE id = :id", {"id": instance_id}).scalar()
 
 
 def find(database: Database, name: str) -> UUID:
-    """Returns the live instance whose id begins or ends so, or whose provider calls it so (a pid, a container id).
+    """Returns the live instance whose id begins or ends with `name`, or whose handle it is (a pid, a container id).
 
     Raises: UnknownName; AmbiguousName.
     """
     part = name.lower().replace("-", "")
-    matches = list(
+    ids = list(
         database.sql(
             "SELECT id FROM instances WHERE state NOT IN ('terminated', 'failed')"
             " AND (starts_with(replace(id::text, '-', ''), :wanted)"
@@ -380,14 +380,14 @@ def find(database: Database, name: str) -> UUID:
             {"wanted": part, "name": name},
         ).scalars()
     )
-    if not matches or not part:
+    if not ids or not part:
         raise UnknownName(f"unknown live instance {name!r}; `megaflow instances` lists them")
-    if len(matches) > 1:
+    if len(ids) > 1:
         raise AmbiguousName(f"more than one live instance fits {name!r}; expected more of the id")
-    return UUID(str(matches[0]))
+    return UUID(str(ids[0]))
 
 
 def live_ids(database: Database) -> set[UUID]:
-    """Ids of the instances that have not ended."""
+    """Returns the ids of the instances that have not ended."""
     rows = database.sql("SELECT id FROM instances WHERE state NOT IN ('terminated', 'failed')")
     return set(rows.scalars())

@@ -1,9 +1,9 @@
 """Finds which limits keep a queue waiting now, by the dispatcher's rules.
 
-A queue is a user's tasks of one mode (as asked for) and class. Limits are named `slots:ephemeral.standard`,
+A queue is a user's tasks of one mode (as requested) and class. Limits are named `slots:ephemeral.standard`,
 `pool:persistent.gpu`, `class:gpu`, `quota:running:alice`, `quota:instances:alice`, `quota:spend:alice`,
 `quota:run:ID`, `quota:run:ID:policy`, `host-pressure:persistent.gpu`, `pool-failing:persistent.gpu`,
-`model-full:NAME`; a pause stands beside them as `pause:run:ID`.
+`model-full:NAME`; a pause is listed as `pause:run:ID`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from app.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class LimitingFactor:
-    """A limit that is binding. `help` is a command that would lift it, or the condition to wait for."""
+    """A limit that keeps a queue waiting. `help`: a command that would raise it, or what to wait for."""
 
     limit: str
     used: float | None
@@ -42,7 +42,7 @@ class LimitingFactor:
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """The standing instances of a class that take work, or will."""
+    """Counts of a pool's instances, by state."""
 
     slots: int = 0  # of those that are ready
     ready: int = 0
@@ -52,13 +52,13 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerState:
-    """Everything that the dispatcher decides by, seen in one transaction."""
+    """State by which the dispatcher decides, read in one transaction."""
 
     classes: Mapping[str, ResourceClass]
     pools: Mapping[str, PoolState]
     live: Counter[tuple[Mode, str]]  # attempts dispatched or running, by mode and class
     users: Counter[str]  # the same, by user
-    ephemeral: Counter[str]  # ephemeral ones, by user: each has an instance of its own
+    ephemeral: Counter[str]  # live ephemeral attempts, by user: each has its own instance
     book: Quotas
     paused: Mapping[UUID, tuple[datetime, str]]  # run: since when, why
     since: Mapping[QueueLimit, datetime]  # limits on record
@@ -69,15 +69,13 @@ class SchedulerState:
     def factors(
         self, queue: QueueKey, run_id: UUID | None = None, waiting: int = 1, models: Collection[str | None] = ()
     ) -> list[LimitingFactor]:
-        """Returns the limits of a queue now, the widest first; none when its turn may come with the next pass.
+        """Returns the limits that keep a queue waiting, the widest first; none: its turn may come with the next pass.
 
-        waiting: how many of its tasks wait, for the advice on a new limit. models: that they name.
+        waiting: number of its waiting tasks, for the advice on a new limit. models: those that its tasks name.
         """
-        limiting = self._pause(run_id) or self._class(queue) or self._user(queue) or self._run(run_id)
-        limiting = limiting or self._model(queue, models) or self._places(queue, waiting)
-        return [
-            replace(bound, since=bound.since or self.since.get(QueueLimit(bound.limit, queue))) for bound in limiting
-        ]
+        bounds = self._pause(run_id) or self._class(queue) or self._user(queue) or self._run(run_id)
+        bounds = bounds or self._model(queue, models) or self._places(queue, waiting)
+        return [replace(bound, since=bound.since or self.since.get(QueueLimit(bound.limit, queue))) for bound in bounds]
 
     def _pause(self, run_id: UUID | None) -> list[LimitingFactor]:
         if run_id is None or run_id not in self.paused:
@@ -100,15 +98,15 @@ class SchedulerState:
 
     def _user(self, queue: QueueKey) -> list[LimitingFactor]:
         user, quota = queue.user_name, self.book.of(queue.user_name)
-        limiting = []
+        factors = []
         live, spent = self.users[user], self.book.spent(user)
         if quota.running is not None and live >= quota.running:
             advice = f"megaflow quota set {user} --running {_more(quota.running)}"
-            limiting.append(LimitingFactor(f"quota:running:{user}", live, quota.running, advice))
+            factors.append(LimitingFactor(f"quota:running:{user}", live, quota.running, advice))
         if quota.spend_usd is not None and spent >= quota.spend_usd:
             advice = f"megaflow quota set {user} --spend {_more(math.ceil(max(spent, quota.spend_usd)))}"
-            limiting.append(LimitingFactor(f"quota:spend:{user}", spent, quota.spend_usd, advice))
-        return limiting
+            factors.append(LimitingFactor(f"quota:spend:{user}", spent, quota.spend_usd, advice))
+        return factors
 
     def _run(self, run_id: UUID | None) -> list[LimitingFactor]:
         run = self.bounded.get(run_id) if run_id else None
@@ -124,7 +122,7 @@ class SchedulerState:
         ]
 
     def _model(self, queue: QueueKey, models: Collection[str | None]) -> list[LimitingFactor]:
-        """Returns the limiting factors when all of these models are full."""
+        """Returns one factor per model when all of these models are full, else none."""
         limits = {model: pressure.model_limit(model) for model in models if model is not None}
         if (
             not limits
@@ -132,32 +130,32 @@ class SchedulerState:
             or any(QueueLimit(o, queue) not in self.since for o in limits.values())
         ):
             return []
-        limiting = []
+        factors = []
         for model, limit in limits.items():
             loads = "; ".join(one.text for one in self.engines if model in one.models)
             why = f"model full: {loads or 'its engines had too many calls'}"
-            limiting.append(LimitingFactor(limit, None, None, "wait, or `megaflow models add` another engine", why=why))
-        return limiting
+            factors.append(LimitingFactor(limit, None, None, "wait, or `megaflow models add` another engine", why=why))
+        return factors
 
     def _places(self, queue: QueueKey, waiting: int) -> list[LimitingFactor]:
-        """`auto` waits only while both kinds of place are taken."""
+        """Returns the factors of slots; a queue of mode `auto` waits only while both modes have none free."""
         options = (Mode.PERSISTENT, Mode.EPHEMERAL) if queue.mode is Mode.AUTO else (queue.mode,)
-        limiting: list[LimitingFactor] = []
+        factors: list[LimitingFactor] = []
         for mode in options:
             bound = self._ephemeral(queue, waiting) if mode is Mode.EPHEMERAL else self._persistent(queue)
             if bound is None:
                 return []
-            if not (queue.mode is Mode.AUTO and bound.capacity == 0):  # not offered at all: the other one is what binds
-                limiting.append(bound)
-        return limiting
+            if not (queue.mode is Mode.AUTO and bound.capacity == 0):  # mode not offered: the other one is the limit
+                factors.append(bound)
+        return factors
 
     def _ephemeral(self, queue: QueueKey, waiting: int) -> LimitingFactor | None:
         quota, user, name = self.book.of(queue.user_name), queue.user_name, queue.resource_class
-        used, live = self.ephemeral[user], self.live[Mode.EPHEMERAL, name]
+        held, live = self.ephemeral[user], self.live[Mode.EPHEMERAL, name]
         capacity = self.classes[name].ephemeral_capacity
-        if capacity and quota.instances is not None and used >= quota.instances:
+        if capacity and quota.instances is not None and held >= quota.instances:
             advice = f"megaflow quota set {user} --instances {_more(quota.instances)}"
-            return LimitingFactor(f"quota:instances:{user}", used, quota.instances, advice)
+            return LimitingFactor(f"quota:instances:{user}", held, quota.instances, advice)
         if live >= capacity:
             advice = f"megaflow classes set {name} --ephemeral {capacity + max(1, min(waiting, capacity))}"
             return LimitingFactor(f"slots:{queue_of(Mode.EPHEMERAL, name)}", live, capacity, advice)
@@ -197,7 +195,7 @@ def _more(limit: int) -> int:
 
 
 def state(connection: Connection, settings: Settings) -> SchedulerState:
-    """Returns the state as the dispatcher sees it."""
+    """Reads the state that the dispatcher uses."""
     seen = waiting.occupancy(connection)
     users: Counter[str] = Counter()
     ephemeral: Counter[str] = Counter()

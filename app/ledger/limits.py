@@ -1,7 +1,7 @@
-"""Named limits: set values, defaults, and who uses them now.
+"""Defines named limits: set values, defaults, and current use.
 
-A name is `KIND:SUBJECT`; the subject `*` stands for all subjects without a row of their own. Slots of classes and
-quotas of users are limits, too, but live in tables of their own (`classes`, `quotas`).
+A name is `KIND:SUBJECT`; the subject `*` means all subjects without a row of their own. Slots of classes and
+quotas of users are limits, too, but are stored in their own tables (`classes`, `quotas`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from app.models.spec import Mode
 from app.settings import Settings
 
 HOLDS = "megaflow_holds"
-"""Channel: places became free or were granted, or the capacity changed, at the limit named in the payload."""
+"""Channel: the payload names a limit whose places became free or were granted, or whose capacity changed."""
 
 EVERY = "*"
-"""Subject of the limit for all subjects without one of their own."""
+"""Subject of the limit that applies to all subjects without their own."""
 
 _ELSEWHERE = {
     "slots:grading": "MEGAFLOW_GRADING_INSTANCES=N MEGAFLOW_GRADING_SLOTS=N",
@@ -41,7 +41,7 @@ _MOST = 1_000_000_000_000
 
 
 def kind_of(name: str) -> tuple[str, str]:
-    """Kind and subject of a limit that can be set.
+    """Returns the kind and the subject of a limit that can be set.
 
     Raises: LimitInvalid: there is no such kind, or the subject is missing.
     """
@@ -64,7 +64,7 @@ def defaults_of(settings: Settings) -> dict[str, int]:
 
 
 def everybody(name: str) -> str:
-    """Returns the limit that holds when `name` has no row: `image_pulls:*` for `image_pulls:ghcr.io`."""
+    """Returns the limit that applies when `name` has no row: `image_pulls:*` for `image_pulls:ghcr.io`."""
     for kind in KINDS:
         if name.startswith(f"{kind}:"):
             return f"{kind}:{EVERY}"
@@ -72,7 +72,7 @@ def everybody(name: str) -> str:
 
 
 def set_limit(database: Database, name: str, capacity: float) -> None:
-    """Sets a limit, effective at once: holders keep their places; new grants wait until use is below. 0 grants none.
+    """Sets a limit, in force at once: holders keep their places, new ones wait until use is below it. 0 grants none.
 
     Raises: LimitInvalid: nothing was changed.
     """
@@ -94,7 +94,7 @@ def set_limit(database: Database, name: str, capacity: float) -> None:
 
 
 def clear_limit(database: Database, name: str) -> None:
-    """Gives the default back. Raises: LimitInvalid: it was not set."""
+    """Resets a limit to its default. Raises: LimitInvalid: it was not set."""
     kind_of(name)
     with database.begin() as connection:
         deleted = sql(connection, "DELETE FROM limits WHERE name = :name RETURNING name", {"name": name}).first()
@@ -111,7 +111,7 @@ def _changed(connection: Connection, name: str, fact: Fact) -> None:
 
 
 def wake_waiters(connection: Connection, names: Sequence[str]) -> None:
-    """Wakes who waits at these limits when this transaction commits."""
+    """Wakes the waiters of these limits when this transaction commits."""
     if names:
         sql(
             connection,
@@ -121,21 +121,21 @@ def wake_waiters(connection: Connection, names: Sequence[str]) -> None:
 
 
 def capacities(connection: Connection, prefix: str) -> dict[str, int]:
-    """Returns the set capacities of limits whose names begin with the prefix."""
+    """Returns the capacities that were set, for limits whose name begins with `prefix`."""
     rows = sql(connection, "SELECT name, capacity FROM limits WHERE starts_with(name, :prefix)", {"prefix": prefix})
     return {row.name: int(row.capacity) for row in rows}
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Current use of a limit."""
+    """Current use of one limit."""
 
     name: str
     used: int | None  # by live holders; None: unknown here
-    waiting: int | None  # in line for it, or tasks that could take such a slot
+    waiting: int | None  # requests in line, or tasks that could take such a slot
     capacity: int | None  # None: no bound
     source: str  # set | default | class
-    oldest_since: datetime | None = None  # when the holder came that has been there for longest
+    oldest_since: datetime | None = None  # when the oldest holder got its place
     oldest_attempt: UUID | None = None
 
 

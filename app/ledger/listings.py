@@ -1,4 +1,4 @@
-"""Reads what the web pages list: the tasks of a run by outcome, what waits in all queues, what the fleet costs."""
+"""Reads what the web pages list: the tasks of a run by outcome, the waiting queues, the last hour's attempts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OUTCOMES = {
     "cancelled": "c",
     "superseded": "p",
 }
-"""Outcomes of a task or an attempt, with the letter of each in `outcome_letters`."""
+"""Outcomes of a task or an attempt, each with its letter in `outcome_letters`."""
 
 _OUTCOME = """CASE
     WHEN state = 'pending' THEN 'waiting'
@@ -42,7 +42,7 @@ _OUTCOME = """CASE
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """A row of the table of a run's tasks."""
+    """A task of a run as a row of a table."""
 
     id: UUID
     run_id: UUID
@@ -85,15 +85,15 @@ _WHERE = {
     " - interval '1 hour' AND (:hour = 'ended' OR state IN ('lost', 'error')))",
 }
 CONDITIONS = tuple(name for name in _WHERE if name not in ("run", "group"))
-"""Filters of a list of tasks. mode: also of tasks with mode auto; holds, waits: a limit, for it; engine: called within
-`ENGINE_S`; hour: attempts `ended` or `lost`."""
+"""Filters of a list of tasks. mode: also tasks that may run in either; holds, waits: the limit that they hold or wait
+for; engine: called within `ENGINE_S`; hour: their attempts `ended` or were `lost` in the last hour."""
 ENGINE_S = 300.0
 
 
 def task_lines(
     database: Database, conditions: Mapping[str, object], *, outcomes: Sequence[str] = (), limit: int = 100
 ) -> list[TaskLine]:
-    """Tasks on which all conditions hold: of one run or group in the order of their acceptance, else the newest first.
+    """Returns tasks that fit all conditions: of one run or group in the order of acceptance, else the newest first.
 
     conditions: `CONDITIONS`, a `run`, the `group` of a task; after: the last task of the page before.
     """
@@ -114,14 +114,14 @@ def task_lines(
 
 
 def id_of(moment: float) -> UUID:
-    """Less than every id that was made since: ids begin with the time."""
+    """Returns a UUID lower than every id made since `moment`: ids begin with the time."""
     return UUID(int=int(moment * 1000) << 80)
 
 
 def outcome_letters(database: Database, run_id: UUID) -> str:
     """Returns a letter of `OUTCOMES` for each attempt of a run, by task in the order of acceptance.
 
-    A task that waits for an attempt, or never had one, has a letter for that. An attempt before the last has a capital.
+    A task that waits for an attempt, or never had one, gets its own letter. Attempts before the last get capitals.
     """
     letters = " ".join(f"WHEN '{name}' THEN '{letter}'" for name, letter in OUTCOMES.items())
     statement = f"""
@@ -136,7 +136,7 @@ def outcome_letters(database: Database, run_id: UUID) -> str:
 
 
 def cell_at(database: Database, run_id: UUID, index: int, number: int) -> Row[Any] | None:
-    """Returns the task at a place of that order, 0 the first, and its attempt of a number; None: it has none."""
+    """Returns ids of the task at `index` of that order (from 0) and of its attempt `number`, if any; None: no task."""
     statement = """
         SELECT t.id AS task_id, a.id AS attempt_id FROM (SELECT id FROM tasks WHERE run_id = :run ORDER BY id
         OFFSET :index LIMIT 1) t LEFT JOIN attempts a ON a.task_id = t.id AND a.number = :number"""
@@ -145,7 +145,7 @@ def cell_at(database: Database, run_id: UUID, index: int, number: int) -> Row[An
 
 @dataclass(frozen=True, slots=True)
 class WaitingQueue:
-    """A queue with what keeps it waiting. `oldest`: when its longest-waiting task was accepted."""
+    """A queue and the limits that keep it waiting. `oldest`: when its longest-waiting task was accepted."""
 
     now: QueueNow
     oldest: datetime
@@ -154,15 +154,15 @@ class WaitingQueue:
 
 @dataclass(frozen=True, slots=True)
 class LastHour:
-    """Attempts and tasks that ended within the last hour. `lost`: attempts that infrastructure ended."""
+    """Attempts that ended within the last hour. `lost`: those that infrastructure ended."""
 
     ended: int
     lost: int
-    cost_usd: float | None  # of models; None: of no attempt is it known
+    cost_usd: float | None  # of model calls; None: known for no attempt
 
     @property
     def loss(self) -> float | None:
-        """Returns the share of attempts that were lost."""
+        """Share of attempts that were lost."""
         return self.lost / self.ended if self.ended else None
 
 
@@ -181,7 +181,7 @@ FROM attempts WHERE id > :since AND finished_at > clock_timestamp() - interval '
 
 
 def waiting_queues(database: Database, settings: Settings, user_name: str = "") -> list[WaitingQueue]:
-    """Returns every queue in which tasks wait, the longest first; of one user when given."""
+    """Returns the queues with waiting tasks, the longest first, at most 50; of one user when given."""
     with database.begin() as connection:
         rows = connection.execute(_QUEUES, {"user": user_name}).all()
         if not rows:
@@ -196,9 +196,9 @@ def waiting_queues(database: Database, settings: Settings, user_name: str = "") 
 
 
 def last_hour(connection: Connection, user_name: str = "") -> LastHour:
-    """Attempts that ended within the last hour; of one user when given.
+    """Counts attempts that ended within the last hour; of one user when given.
 
-    Those that were admitted more than a day ago are not read: ids begin with the time, and the primary key is by them.
+    Attempts admitted more than a day ago are not read: ids begin with the time, and the primary key is by them.
     """
     since = id_of(time.time() - _DAY_S)
     row = connection.execute(_HOUR, {"user": user_name, "since": since}).one()

@@ -21,25 +21,25 @@ from app.models.model_calls import Account, CallEnd, Dialect, TokenUse, VersionS
 from app.models.service_tables import ModelCallRow
 
 STOPS = frozenset({CallEnd.STEP_LIMIT, CallEnd.BUDGET_EXHAUSTED, CallEnd.RUN_BUDGET, CallEnd.CONTEXT_EXHAUSTED})
-"""Ends of calls after which the attempt gets no further answers."""
+"""Ends after which an attempt gets no further answers."""
 _MOST_TEXT = 2000
-"""Maximum characters of a name or a detail."""
+"""Characters stored of a name or a detail."""
 _MOST_UNPACKED = 512 << 20
 _INT_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class NewCall:
-    """A call to be written: `facts` by column, and the packed messages (and tools) that it references, by digest."""
+    """A call to be stored: `facts` by column, and its messages (and tools), packed, by digest."""
 
     facts: Mapping[str, Any]
     messages: Mapping[str, bytes] = field(default_factory=dict)
-    settles_turns: bool = False  # it may be the first call with tools: then its attempt's calls without are no turns
+    settles_turns: bool = False  # may be the attempt's first call with tools: its calls without tools are no turns then
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCall:
-    """A stored call with its messages, which are in the normal form of `app.model_service.dialects`."""
+    """A stored call with its messages, which have the normal form of `app.model_service.dialects`."""
 
     id: UUID
     attempt_id: UUID
@@ -62,7 +62,7 @@ class StoredCall:
     use: TokenUse = field(default_factory=TokenUse)
     cost_usd: float | None = None
     scripted: bool = False  # answered by a replay engine
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # `applied`, `dropped`: as in `Sampled`
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # `applied`, `dropped`: as `Sampled` describes itself
     messages: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
     reply: dict[str, Any] | None = None
@@ -73,12 +73,12 @@ class StoredCall:
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
     versions: tuple[VersionSpan, ...] = ()  # of its tokens
-    raw: Mapping[str, str] = field(default_factory=dict)  # `request`, `response`: unparsable text, unchanged
-    lost: str = ""  # why the messages are missing
+    raw: Mapping[str, str] = field(default_factory=dict)  # `request`, `response`: unreadable bodies, unchanged
+    lost: str = ""  # why messages and reply are missing
 
 
 def packed(value: object) -> bytes:
-    """Packs a value as zstd of JSON, the storage format of the tables."""
+    """Packs a value for the tables: zstd of JSON."""
     return zstandard.compress(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
 
 
@@ -94,7 +94,7 @@ _TYPES = {
     column.name: "text" if column.name == "messages" else str(column.type.compile(postgresql.dialect()))  # type: ignore[no-untyped-call]
     for column in ModelCallRow.__table__.columns
 }
-"""Columns with their types; messages are sent as array literals, because arrays in an array must have equal lengths."""
+"""Columns with their types; messages are passed as array literals: an array of arrays needs rows of equal length."""
 _STORE_CALLS = text(
     f"INSERT INTO model_calls ({', '.join(_TYPES)})"  # noqa: S608
     f" SELECT {', '.join('messages::text[]' if name == 'messages' else name for name in _TYPES)} FROM unnest("
@@ -114,8 +114,8 @@ WHERE c.attempt_id = ANY(CAST(:attempts AS uuid[])) AND c.is_turn AND NOT c.offe
 """)
 
 
-# The usual lock order: attempts, then tasks. A task gets the `scripted` mark of its graded attempt: at the attempt's
-# end, or here when a call is written late.
+# Lock order: attempts, then tasks. A task takes the `scripted` mark of its graded attempt: at the attempt's end, or
+# here when a call is stored late.
 _MARK_ATTEMPTS = text("""
 WITH unmarked AS (
     SELECT id FROM attempts WHERE id = ANY(CAST(:attempts AS uuid[])) AND NOT scripted ORDER BY id FOR NO KEY UPDATE
@@ -133,10 +133,10 @@ UPDATE tasks t SET scripted = true FROM unmarked u WHERE t.id = u.id
 
 
 def store(connection: Connection, calls: Sequence[NewCall]) -> None:
-    """Writes calls in one statement; calls that exist already stay unchanged."""
+    """Stores calls, one statement for all; calls that are stored already do not change."""
     messages = {(call.facts["attempt_id"], digest): body for call in calls for digest, body in call.messages.items()}
     if messages:
-        ordered = sorted(messages)  # the same order for all writers avoids deadlocks
+        ordered = sorted(messages)  # all writers lock rows in the same order
         values = {
             "attempts": [attempt for attempt, _ in ordered],
             "digests": [digest for _, digest in ordered],
@@ -159,12 +159,12 @@ def _plain(name: str, value: Any) -> Any:
     if name in ("offers_tools", "scripted"):
         return bool(value)
     if _TYPES[name] == "INTEGER" and value is not None:
-        return max(-_INT_MOST, min(value, _INT_MOST))  # an inference server may report any number
+        return max(-_INT_MOST, min(value, _INT_MOST))  # engines may report any number
     if name == "messages":
         return "{" + ",".join(value or ()) + "}"
     if _TYPES[name] not in ("text", "TEXT") or value is None:
         return value
-    # PostgreSQL's text cannot hold NUL, and UTF-8 cannot encode unpaired surrogates.
+    # PostgreSQL's text has no NUL, and UTF-8 no halves of surrogate pairs.
     return str(value)[:_MOST_TEXT].replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
@@ -175,7 +175,7 @@ _FORGET_BODIES = text(
 
 
 def forget_messages(connection: Connection, attempt_id: UUID) -> None:
-    """Deletes the message texts of an attempt's calls, which its artifacts have now; keeps the counted fields."""
+    """Deletes the content of an attempt's calls, which is in its artifacts now; counts, times and costs stay."""
     connection.execute(_FORGET_MESSAGES, {"attempt": attempt_id})
     connection.execute(_FORGET_BODIES, {"attempt": attempt_id})
 
@@ -186,7 +186,7 @@ FORGOTTEN = "forgotten: the artifact `model_calls` has it"
 
 
 def calls_of(connection: Connection, attempt_id: UUID, newest: int | None = None) -> list[StoredCall]:
-    """Returns an attempt's calls (all, or the newest) with their messages, ordered by start time."""
+    """Returns all calls of an attempt, or the newest ones, in the order in which they began, with their messages."""
     rows = connection.execute(_CALLS, {"attempt": attempt_id, "newest": newest}).all()[::-1]
     bodies = connection.execute(_MESSAGES, {"attempt": attempt_id}).all()
     messages = {row.digest: unpacked(row.body) for row in bodies}
@@ -215,7 +215,7 @@ _AS_STORED = (_TYPES.keys() & StoredCall.__dataclass_fields__.keys()) - {"dialec
 
 
 def said_in(body: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts a call's unpacked body to fields of `StoredCall`."""
+    """Returns the fields of `StoredCall` that a call's unpacked body has. said: unpacked messages by digest."""
     fields: dict[str, Any] = {"tools": tuple(said.get(body.get("tools") or "") or ())}
     for name in ("complete", "max_tokens", "parameters", "sampling", "raw", "lost"):
         if name in body:
@@ -236,7 +236,7 @@ _RUN_SPENT = text("SELECT coalesce(sum(cost_usd), 0) FROM model_calls WHERE run_
 
 
 def account_of(connection: Connection, attempt_id: UUID) -> Account:
-    """Sums up an attempt's model calls, as far as the ledger has them."""
+    """Sums up an attempt's model calls, as far as they are in the ledger."""
     row = connection.execute(_ACCOUNT, {"attempt": attempt_id}).one()
     calls = connection.execute(_ENDS, {"attempt": attempt_id}).all()
     ends = [CallEnd(call.end_kind) for call in calls]
@@ -257,7 +257,7 @@ def account_of(connection: Connection, attempt_id: UUID) -> Account:
 
 
 def run_spend(connection: Connection, run_id: UUID) -> tuple[float, float | None]:
-    """Returns a run's spend in US dollars (calls with a known price) and its budget. Budget None: spend is 0."""
+    """Returns US dollars of a run's calls whose price is known, and its budget; 0 and None without a budget."""
     budget = connection.execute(_RUN_BUDGET, {"run": run_id}).scalar()
     if budget is None:
         return 0.0, None

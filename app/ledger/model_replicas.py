@@ -1,7 +1,7 @@
-"""The replicas that serve a model's name, as set by an administrator.
+"""Stores the replicas that serve a model's name, as set by an administrator.
 
-A model's name is stable; what is behind it (engine, the engine's own name, the version of the policy) changes in one
-transaction. Every change tells the channel `CHANGED`, so that gateways look at once.
+A model's name is stable; its engine, the engine's own name for it and the policy's version change in one transaction.
+Every change notifies the channel `CHANGED`, so that gateways reload at once.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from app.models.spec import ModelChoice
 from app.settings import Settings
 
 CHANGED = "megaflow_models"
-"""Channel: some model's replicas are others now; the payload is its name."""
+"""Channel: a model's replicas changed; the payload is the model's name."""
 
 ANY = "*"
-"""The name that takes every model without a row of its own."""
+"""Name for every model without its own row."""
 
 ACTIVE = "active"
 DRAINING = "draining"
-"""Takes no new attempts; those that it has stay."""
+"""State: the engine takes no new attempts; its current ones stay."""
 HELD = "held"
-"""State while its weights are being changed: calls wait for it."""
+"""State: the engine's weights are being changed, and calls wait for it."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _OURS = "MEGAFLOW_"
@@ -49,7 +49,7 @@ _OURS = "MEGAFLOW_"
 
 @dataclass(frozen=True, slots=True)
 class ModelReplica:
-    """An inference server behind a model name. `dialects` empty: the gateway detects its dialects."""
+    """An engine that serves a model's name. `dialects` empty: the gateway finds out which it supports."""
 
     id: UUID
     model: str
@@ -66,7 +66,7 @@ class ModelReplica:
 
 @dataclass(frozen=True, slots=True)
 class NewReplica:
-    """A replica to be added. `api_key_env` is the name of a variable of the gateway, never a key."""
+    """An engine to be added. `api_key_env` is the name of a variable of the gateway, never a key."""
 
     model: str
     url: str
@@ -79,7 +79,7 @@ class NewReplica:
 
 
 def listed(connection: Connection, model: str | None = None) -> list[ModelReplica]:
-    """Returns all replicas, or those of one model, in the order in which they came."""
+    """Returns all replicas, or those of one model, in the order in which they were added."""
     condition = "" if model is None else "WHERE model = :model "
     statement = text(f"SELECT * FROM model_replicas {condition}ORDER BY model, added_at, id")  # noqa: S608 (no input)
     rows = connection.execute(statement, {} if model is None else {"model": model})
@@ -96,23 +96,23 @@ def add(database: Database, new: NewReplica) -> ModelReplica:
                 f"model {new.model!r} has {plain_url(new.url)} already; nothing was changed; to change what it serves:"
                 " `megaflow models swap`"
             )
-        added = _insert(connection, new)
-        _tell(connection, "model.added", new.model, {"url": added.url, "version": added.policy_version})
-    return added
+        replica = _insert(connection, new)
+        _tell(connection, "model.added", new.model, {"url": replica.url, "version": replica.policy_version})
+    return replica
 
 
 def drain(database: Database, model: str, url: str | None = None) -> list[ModelReplica]:
-    """New attempts go elsewhere; who is there stays. One engine of the model, or all. Raises: UnknownName."""
+    """Stops new attempts on one engine of the model, or on all; running ones stay. Raises: UnknownName."""
     return _to(database, model, url, DRAINING, "model.draining")
 
 
 def resume(database: Database, model: str, url: str | None = None) -> list[ModelReplica]:
-    """Undos `drain`. Raises: UnknownName."""
+    """Undoes `drain`. Raises: UnknownName."""
     return _to(database, model, url, ACTIVE, "model.resumed")
 
 
 def remove(database: Database, model: str, url: str | None = None) -> list[ModelReplica]:
-    """Takes engines of a model away; calls that are under way end as they would. Raises: UnknownName."""
+    """Removes engines of a model; calls in progress end normally. Raises: UnknownName."""
     with database.begin() as connection:
         _alone(connection)
         replicas = _named(connection, model, url)
@@ -123,9 +123,9 @@ def remove(database: Database, model: str, url: str | None = None) -> list[Model
 
 
 def hold(database: Database, model: str, *, takes_over: bool = False) -> list[ModelReplica]:
-    """Have calls wait for the engines that take new attempts, until `swap` or `resume`.
+    """Makes calls wait for the engines that take new attempts, until `swap` or `resume`.
 
-    takes_over: also for those that are held already.
+    takes_over: also holds engines that are held already.
 
     Raises: UnknownName; LimitInvalid: some are held already.
     """
@@ -146,7 +146,7 @@ def hold(database: Database, model: str, *, takes_over: bool = False) -> list[Mo
 
 
 def let_go(database: Database, model: str) -> None:
-    """Undos `hold`."""
+    """Undoes `hold`."""
     with database.begin() as connection:
         _alone(connection)
         _set_state(connection, [one for one in listed(connection, model) if one.state == HELD], ACTIVE)
@@ -156,7 +156,7 @@ def let_go(database: Database, model: str) -> None:
 def swap(
     database: Database, model: str, *, policy_version: str, upstream_model: str | None = None
 ) -> list[ModelReplica]:
-    """Puts another version behind a model's name, for all its calls that begin from then on; what it has afterwards.
+    """Sets the policy version of a model's engines, for all calls that begin from then on; returns its replicas.
 
     The engines stay: they have loaded other weights, or serve them by `upstream_model`. Engines that drain keep their
     version.
@@ -200,10 +200,10 @@ def _named(connection: Connection, model: str, url: str | None) -> list[ModelRep
     of_model = [one for one in everything if one.model == model]
     if not of_model:
         raise UnknownName.of("model", model, sorted({one.model for one in everything}))
-    matches = [one for one in of_model if url is None or one.url == plain_url(url)]
-    if not matches:
+    replicas = [one for one in of_model if url is None or one.url == plain_url(url)]
+    if not replicas:
         raise UnknownName.of(f"engine of model {model!r}", str(url), [one.url for one in of_model])
-    return matches
+    return replicas
 
 
 def _set_state(connection: Connection, replicas: Sequence[ModelReplica], state: str) -> None:
@@ -232,7 +232,7 @@ def _read(row: Row[*tuple[Any, ...]]) -> ModelReplica:
 
 
 def check_variable(name: str) -> None:
-    """Raises: LimitInvalid: this cannot be the name of a variable with an engine's key. The name is not shown."""
+    """Raises: LimitInvalid: this cannot be the name of a variable with an engine's key. The error hides the name."""
     if not _VARIABLE.fullmatch(name):
         raise LimitInvalid(
             "expected the NAME of an environment variable of the gateway (letters, digits, _), found something else;"
@@ -261,9 +261,9 @@ def check_new(new: NewReplica) -> None:
 
 @lru_cache(1024)
 def plain_url(url: str) -> str:
-    """Returns an engine's base URL as it is kept: it is shown and recorded, so that it may hold no secret.
+    """Returns an engine's base URL in the form that is stored, shown and recorded, so that it may hold no secret.
 
-    Raises: LimitInvalid: it is none; only what cannot be a secret of it is said.
+    Raises: LimitInvalid: it is no such URL; the error shows no part that may be secret.
     """
     try:
         parts = urlsplit(url)
@@ -288,14 +288,14 @@ _NAME_MOST = 60
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """Base URLs of engines, each with the variables of the keys that it may get."""
+    """Base URLs that a submission may name, each with variables of keys: a key goes only to URLs registered with it."""
 
     pairs: frozenset[tuple[str, str | None]]
     shared: bool
 
     @classmethod
     def of(cls, settings: Settings, rows: Iterable[ModelReplica]) -> Registered:
-        """Collects the URLs and keys registered by `megaflow models add` and by the settings."""
+        """Collects what `megaflow models add` and the settings have registered."""
         pairs = {(normal_url(row.url), row.api_key_env) for row in rows}
         if settings.model_base_url is not None:
             pairs.add((normal_url(settings.model_base_url), settings.model_api_key_env))

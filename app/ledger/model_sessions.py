@@ -1,4 +1,4 @@
-"""Sessions of the gateway: which attempt a token belongs to. Only a token's digest is stored."""
+"""Stores sessions of the gateway: the attempt that a token belongs to. Only a token's digest is stored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LIVE = text("""
 SELECT m.token_sha256 FROM model_sessions m JOIN attempts a ON a.id = m.attempt_id
 WHERE m.token_sha256 = ANY(CAST(:digests AS text[])) AND a.state = 'running' AND m.closed_at IS NULL
 """)
-# Attempts that were taken away from their workers: calls that end a moment later are theirs, too.
+# Attempts taken away from their workers: calls that end a moment later are charged, too.
 _SETTLE = text("""
 WITH lost AS (
     SELECT a.id, a.user_name, coalesce(a.cost_usd, 0) AS had
@@ -55,14 +55,14 @@ UPDATE model_sessions m SET closed_at = clock_timestamp() FROM lost l WHERE m.at
 
 
 def digest_of(token: str) -> str:
-    """Returns the digest of a token, for storage."""
+    """Returns the digest under which a token is stored."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def open_session(database: Database, claimed: Claim, token: str) -> None:
     """Lets the holder of `token` call models for this attempt, until it ends.
 
-    Raises: StaleWriter: the attempt is not ours any more.
+    Raises: StaleWriter: the attempt no longer runs under this claim.
     """
     values = {"id": claimed.attempt_id, "number": claimed.number, "digest": digest_of(token)}
     with database.begin() as connection:
@@ -71,7 +71,7 @@ def open_session(database: Database, claimed: Claim, token: str) -> None:
 
 
 def close_session(database: Database, attempt_id: UUID) -> None:
-    """No more calls for this attempt, whichever gateway is asked; its token still reads the account.
+    """Stops calls for this attempt at every gateway; its token can still read the account.
 
     Raises: DatabaseUnavailable.
     """
@@ -79,7 +79,7 @@ def close_session(database: Database, attempt_id: UUID) -> None:
 
 
 def settle_lost(database: Database, *, after_s: float = 30.0, most: int = 1000) -> int:
-    """Charges users for calls of attempts that ended `after_s` ago without a worker to settle them; returns the count.
+    """Charges users for calls of attempts that ended `after_s` ago without a worker to settle them; returns how many.
 
     Raises: DatabaseUnavailable.
     """
@@ -132,7 +132,10 @@ _USE = text(
 
 
 def new_token(database: Database) -> str:
-    """Returns a control token. Raises: DatabaseUnavailable."""
+    """Makes a token, valid once and for a minute: proof for a gateway that its caller may write to this database.
+
+    Raises: DatabaseUnavailable.
+    """
     token = f"mfc-{secrets.token_urlsafe(32)}"
     with database.begin() as connection:
         connection.execute(_EXPIRED)
@@ -141,5 +144,5 @@ def new_token(database: Database) -> str:
 
 
 def use_token(database: Database, token: str) -> bool:
-    """Whether the token was good; it is not any more. Raises: DatabaseUnavailable."""
+    """Returns whether a control token is valid, and uses it up. Raises: DatabaseUnavailable."""
     return database.sql(_USE, {"digest": digest_of(token)}).first() is not None

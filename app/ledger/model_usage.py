@@ -41,10 +41,10 @@ _ATTEMPT_KEYS: Mapping[By, str] = {
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """A line of usage. `cost_usd`: of the calls with a known price, None when no price is known.
+    """Use of one key. `cost_usd`: of the calls whose price is known, None when it is known for none.
 
-    `environment_s`: how long containers (or what stands for them) were held, agent's and grading's; `grading_s`: of
-    these, the verifier's, and `grading_usd` what its place cost. None where it cannot be told, as by model.
+    `environment_s`: how long containers (or their substitutes) were held, of agent and grading; `grading_s`: of these,
+    the verifier's, and `grading_usd` the cost of its slot. None where it is unknown, as by model.
     """
 
     key: str
@@ -58,8 +58,8 @@ class UsageRow:
     cost_usd: float | None = None
     unpriced_calls: int = 0
     scripted_calls: int = 0  # answered by a replay engine
-    waste_tokens: int = 0  # of the answers, those of attempts that were superseded
-    waste_usd: float = 0.0  # the same of the known cost
+    waste_tokens: int = 0  # completion tokens of superseded attempts
+    waste_usd: float = 0.0  # known cost of superseded attempts
     model_s: float = 0.0
     waited_s: float = 0.0
     environment_s: float | None = None
@@ -77,7 +77,7 @@ def usage(
     until: datetime | None = None,
     price: Price | None = None,
 ) -> list[UsageRow]:
-    """Uses by `by`, most expensive first. since, until: of calls and attempts that began then."""
+    """Returns the use by `by`, most expensive first. since, until: bounds on the start of calls and attempts."""
     values = {"run": run_id, "user": user, "since": since, "until": until}
     given = {name: value for name, value in values.items() if value is not None}
     key_id = _IDS.get(by, "CAST(NULL AS uuid)")
@@ -88,31 +88,31 @@ def usage(
         f"{_where('c.run_id', 'c.user_name', 'c.started_at', given)} GROUP BY 1, 2",
         given,
     ).all()
-    lines: dict[tuple[str, UUID | None], dict[str, Any]] = {}
+    groups: dict[tuple[str, UUID | None], dict[str, Any]] = {}
     for row in calls:
         facts = dict(row._mapping)
         if facts["unpriced_calls"] and not facts["cost_usd"]:
             facts["cost_usd"] = None
-        lines[(facts["key"], facts["id"])] = facts
+        groups[(facts["key"], facts["id"])] = facts
     if by != "model":
         for row in _held(connection, by, key_id, given):
-            facts = lines.setdefault((row.key, row.id), {"key": row.key, "id": row.id})
+            facts = groups.setdefault((row.key, row.id), {"key": row.key, "id": row.id})
             hour_usd = place_usd(price, row.provider, row.resource_class, row.slots)
             held = {"attempts": row.attempts, "environment_s": row.held_s, "grading_s": row.grading_s}
             held |= {"grading_usd": None if hour_usd is None else row.grading_s * hour_usd / 3600}
             facts |= {name: _added(facts.get(name), value) for name, value in held.items()}
-    rows = [UsageRow(**facts) for facts in lines.values()]
+    rows = [UsageRow(**facts) for facts in groups.values()]
     return sorted(rows, key=lambda row: (-(row.cost_usd or 0.0), -row.prompt_tokens, row.key))
 
 
 def _added(known: Any, more: Any) -> Any:
-    """Returns the sum of what is known."""
+    """Adds two numbers; None counts as unknown and is skipped."""
     return known if more is None else more + (known or 0)
 
 
 def _held(connection: Connection, by: By, key_id: str, given: Mapping[str, Any]) -> list[Any]:
-    """Attempts, by the instance that graded, and the time for which they held environments: from the first one's making
-    to the last one's end, but for what one waited for a grader."""
+    """Returns attempts by the instance that graded, and the time for which they held environments: from the first one's
+    start to the last one's end, without the wait for a grader."""
     where = _where("t.run_id", "t.user_name", "a.claimed_at", given)
     return list(
         sql(

@@ -1,4 +1,4 @@
-"""Resolves what a person calls a run or a task: an id, its end, a name, `RUN/TASK`, `latest`."""
+"""Resolves names of runs and tasks as users write them: an id, part of it, a name, `RUN/TASK`, `latest`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from app.ledger.database import Database, sql
 
 LATEST = "latest"
 _LONGEST, _MOST_SLASHES = 1000, 20
-"""Limits on a name that is looked up: each slash costs a query."""
+"""Characters and slashes allowed in a name: each slash costs a query."""
 _ID_PART = re.compile(r"[0-9a-f]{4,32}")
 _OF_USER = "(CAST(:user AS text) IS NULL OR o.user_name = :user)"
 
 
 def find(database: Database, kind: str, name: str, *, user_name: str | None = None) -> UUID:
-    """Returns the run or task (`kind`: runs | tasks) that is meant; of one user's alone when one is given.
+    """Returns the run or task (`kind`: runs | tasks) that `name` means; only among one user's when one is given.
 
-    A run: `latest`, a name (of several runs the newest), an id or its beginning or end. A task: the same, and
-    `RUN/TASK`; a name means the task of the newest run that has one, `NAME#2` its replica 2.
+    A run: `latest`, a name (the newest run with it), an id or its beginning or end. A task: the same, and `RUN/TASK`;
+    a name means the task of the newest run that has one; `NAME#2` is its replica 2.
 
     Raises: UnknownName; AmbiguousName: more than one id fits.
     """
@@ -32,28 +32,28 @@ def find(database: Database, kind: str, name: str, *, user_name: str | None = No
         )
     with database.begin() as connection:
         lookup = NameLookup(connection, user_name)
-        match = lookup.run(name) if kind == "runs" else lookup.task(name)
-        is_run = match is None and kind == "tasks" and lookup.run_or_none(name) is not None
+        target = lookup.run(name) if kind == "runs" else lookup.task(name)
+        is_run = target is None and kind == "tasks" and lookup.run_or_none(name) is not None
     if is_run:
         raise UnknownName(f"{name!r} is a run, expected a task; `megaflow status {name}` lists its tasks")
-    if match is None:
+    if target is None:
         kin = kind.removesuffix("s")
         near = did_you_mean(name, _names(database, kind, user_name))
         raise UnknownName(f"unknown {kin} {name!r};{near} `megaflow runs` and `megaflow status RUN` list names and ids")
-    return match
+    return target
 
 
 def _names(database: Database, kind: str, user_name: str | None) -> list[str]:
-    """Reads the names of the newest runs or tasks."""
+    """Returns the names of the newest runs or tasks."""
     statement = f"SELECT name FROM {kind} o WHERE {_OF_USER} ORDER BY id DESC LIMIT 2000"  # noqa: S608
     rows = database.sql(statement, {"user": user_name})
     return list(dict.fromkeys(rows.scalars()))
 
 
 def namesakes(database: Database, task_id: UUID, user_name: str | None) -> tuple[int, int, int]:
-    """Counts other tasks with the task's name, other runs with such tasks, and tasks with the same RUN/NAME#REPLICA.
+    """Counts other tasks of the same name, the other runs that have one, and tasks with the same RUN/NAME#REPLICA.
 
-    user_name: whose; None: everybody's.
+    user_name: whose tasks are counted; None: everybody's.
     """
     statement = f"""
         SELECT count(*) AS tasks, count(DISTINCT o.run_id) FILTER (WHERE o.run_id <> t.run_id) AS runs,
@@ -65,7 +65,7 @@ def namesakes(database: Database, task_id: UUID, user_name: str | None) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class NameLookup:
-    """Scope of a name lookup: all users' runs and tasks, or one user's."""
+    """Looks names up among everybody's runs and tasks, or one user's."""
 
     connection: Connection
     user_name: str | None
@@ -87,16 +87,16 @@ class NameLookup:
             run = self.run(LATEST)
             ordered = "SELECT id FROM tasks WHERE run_id = :run ORDER BY finished_at DESC NULLS LAST, id LIMIT 1"
             return None if run is None else self._one(ordered, run=run)
-        if (match := self._named(name, None)) is not None:
-            return match
+        if (task_id := self._named(name, None)) is not None:
+            return task_id
         for place in (one.start() for one in re.finditer("/", name)):  # names of both may hold slashes
             run = self.run_or_none(name[:place])
-            if run is not None and (match := self._named(name[place + 1 :], run)) is not None:
-                return match
+            if run is not None and (task_id := self._named(name[place + 1 :], run)) is not None:
+                return task_id
         return self._by_id("tasks", name)
 
     def _named(self, name: str, run: UUID | None) -> UUID | None:
-        """Finds a task by its name, in this run or in the newest run."""
+        """Returns the task of this name: of `run`, or of the newest run that has one."""
         plain, _, replica = name.rpartition("#") if re.fullmatch(r".+#\d{1,6}", name) else (name, "", "")
         within = ("" if run is None else " AND o.run_id = :run") + (" AND o.replica = :replica" if replica else "")
         statement = (
@@ -122,5 +122,5 @@ class NameLookup:
         return UUID(str(ids[0])) if ids else None
 
     def _one(self, statement: str, **values: object) -> UUID | None:
-        match = sql(self.connection, statement, {**values, "user": self.user_name}).scalar()
-        return None if match is None else UUID(str(match))
+        row_id = sql(self.connection, statement, {**values, "user": self.user_name}).scalar()
+        return None if row_id is None else UUID(str(row_id))

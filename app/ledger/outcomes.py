@@ -13,10 +13,10 @@ from app.ledger.database import Database, Listener
 
 
 class Outcomes:
-    """Hears which tasks have ended, on one connection however many threads wait."""
+    """Waits for ends of tasks on one connection, however many threads wait."""
 
     _LOOK_S = 5.0
-    """The net under the events: the tables are looked at this often."""
+    """Seconds between reads of the tables, in case a notification was missed."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -32,7 +32,7 @@ class Outcomes:
             return ended
         self._enter(ids)
         try:
-            # Once more, now that the ear is open: an end between the first look and here is not missed.
+            # Read again, now that the listener runs: an end since the first read is not missed.
             ended = results.ended(self._database, list(ids))
             return ended or self._sleep(ids, timeout_s)
         finally:

@@ -16,16 +16,16 @@ from app.ledger.events import Fact
 from app.models.tables import PAUSED, PauseRow
 
 _KIND = "run"
-"""Kind of the rows: only runs are paused. A quota stops a user, a capacity stops a class."""
+"""Kind of all rows: only runs are paused. A user is stopped by a quota, a class by its capacity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Result of a pause or a resumption. `changed` is False when the state was already so."""
+    """Result of a pause or a resumption. `changed` is False when the run was in that state already."""
 
     run_id: UUID
     changed: bool
-    waiting: int  # tasks that wait and are concerned
+    waiting: int  # its waiting tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def limit_name(run_id: UUID) -> str:
 
 
 def pause(database: Database, run: str, reason: str = "") -> Change:
-    """Admits nothing more of it. A second pause changes nothing: `since` and `reason` stay the first one's.
+    """Stops admitting tasks of a run. A second pause changes nothing: `since` and `reason` stay as the first one set.
 
     Raises: UnknownName; AmbiguousName.
     """
@@ -73,7 +73,7 @@ def _pause(connection: Connection, run_id: UUID, reason: str) -> Change:
 
 
 def resume(database: Database, run: str) -> Change:
-    """Admits its tasks again, at their old place in the queue. Raises: UnknownName; AmbiguousName."""
+    """Admits a paused run's tasks again, at their old place in the queue. Raises: UnknownName; AmbiguousName."""
     run_id = results.find(database, "runs", run)
     with database.begin() as connection:
         admission.in_turn(connection)
@@ -93,7 +93,7 @@ def resume(database: Database, run: str) -> Change:
         return Change(run_id, changed, _waiting(connection, run_id))
 
 
-# The history of pauses stands with that of the limits. `*`: for what the pause's name says, not for one queue.
+# The history of pauses is stored with that of the limits. `*`: the pause applies to its run, not to one queue.
 _OPEN = text(
     "INSERT INTO bindings (limit_name, user_name, mode, resource_class) VALUES (:limit, '*', '*', '*')"
     " ON CONFLICT DO NOTHING"
@@ -104,7 +104,7 @@ _CLOSE = text(
 
 
 def all_of(database: Database) -> list[Pause]:
-    """Returns every pause, oldest first, with how many tasks it keeps waiting."""
+    """Returns every pause, oldest first, with the number of tasks that it keeps waiting."""
     with database.begin() as connection:
         rows = sql(connection, "SELECT name, since, reason FROM pauses WHERE kind = 'run' ORDER BY since, name").all()
         return [Pause(UUID(row.name), row.since, row.reason, _waiting(connection, UUID(row.name))) for row in rows]
@@ -123,18 +123,18 @@ WHERE r.budget_usd IS NOT NULL AND s.spent >= r.budget_usd
     AND NOT EXISTS (SELECT 1 FROM pauses p WHERE p.kind = 'run' AND p.name = r.id::text)
 """)
 
-# A concurrent raise of the budget waits, and then sees the pause; or it was first, and then there is none.
+# A concurrent raise of the budget waits for this lock and then sees the pause; if it came first, there is no pause.
 _BUDGET = text("SELECT budget_usd FROM runs WHERE id = :id FOR NO KEY UPDATE")
 
 
 def hold_spent(database: Database) -> list[UUID]:
-    """Pauses every run that has spent its budget and still has tasks waiting; those paused now."""
+    """Pauses every run that has spent its budget for model calls and has tasks waiting; returns those paused now."""
     run_ids = [row.id for row in database.sql(_SPENT)]
     return [run_id for run_id in run_ids if _hold(database, run_id)]
 
 
 def _hold(database: Database, run_id: UUID) -> bool:
-    """Pauses it if that is still so."""
+    """Pauses the run if its budget is still spent; returns whether it was paused now."""
     with database.begin() as connection:
         admission.in_turn(connection)
         budget_usd = connection.execute(_BUDGET, {"id": run_id}).scalar()
@@ -146,9 +146,9 @@ def _hold(database: Database, run_id: UUID) -> bool:
 
 
 def set_budget(database: Database, run: str, budget_usd: float | None) -> tuple[UUID, float]:
-    """Gives a run another budget (None: no bound), and let it go on when that is more than it has spent.
+    """Sets a run's budget (None: no bound), and resumes the run when the budget exceeds its spending.
 
-    Returns its id and what it has spent. Raises: UnknownName, AmbiguousName; ValueError: not more than 0.
+    Returns its id and its spending in US dollars. Raises: UnknownName, AmbiguousName; ValueError: not more than 0.
     """
     if budget_usd is not None and not budget_usd > 0:
         raise ValueError(f"expected more than 0 US dollars, found {budget_usd:g}")
@@ -172,8 +172,8 @@ def set_budget(database: Database, run: str, budget_usd: float | None) -> tuple[
 
 
 def spent_by(connection: Connection, run_id: UUID) -> float:
-    """US dollars, of the calls whose price is known."""
-    rows = sql(
+    """Returns a run's spending in US dollars, for calls whose price is known."""
+    spent = sql(
         connection, "SELECT coalesce(sum(cost_usd), 0) FROM model_calls WHERE run_id = :id", {"id": run_id}
     ).scalar_one()
-    return float(rows)
+    return float(spent)

@@ -1,6 +1,6 @@
-"""Records how short hosts are of CPU and memory, how full engines are, which pools fail: what admission goes by.
+"""Records the pressure of hosts, the load of engines and failing pools, on which admission depends.
 
-Hosts and gateways report every two seconds; what is older than `FRESH_S` counts for nothing.
+Hosts and gateways report every two seconds; reports older than `FRESH_S` are ignored.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from app.models.instance import queue_of
 from app.models.spec import Mode
 
 FRESH_S = 15.0
-"""A report that is older says nothing any more."""
+"""Seconds after which a report is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostPressure:
-    """Pressure that a host reports about itself.
+    """Pressure that a host reports.
 
     cpu: share of the last seconds in which some process waited for a CPU. memory_available: share of all memory.
     """
@@ -35,13 +35,13 @@ class HostPressure:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """Load of one inference server. kv_use: share of its KV cache in use, if it reports this."""
+    """Load of one engine. kv_use: share of its KV cache in use, if reported."""
 
     url: str
-    models: tuple[str, ...]  # as the calls of the last seconds named them
-    inside: int  # calls that it has
+    models: tuple[str, ...]  # named by calls of the last seconds
+    inside: int  # calls in the engine
     waiting: int  # calls that wait for it at the gateway
-    queued: int  # of those that it has: in its own queue, where it says so
+    queued: int  # of `inside`: in the engine's own queue, if reported
     refused: int  # calls that it refused as too many in the last seconds (429, 503)
     kv_use: float | None = None
 
@@ -53,7 +53,7 @@ class EngineLoad:
 
 
 def report_host(database: Database, host: str, pressure: HostPressure) -> None:
-    """Keeps a host's report, once it is known by its images (`host_images.report`). Raises: DatabaseUnavailable."""
+    """Stores a host's report, if its row exists (`host_images.report` inserts it). Raises: DatabaseUnavailable."""
     database.sql(
         "UPDATE hosts SET cores = :cores, cpu_pressure = :cpu, memory_available = :memory_available,"
         " pressure_at = clock_timestamp() WHERE name = :host",
@@ -71,7 +71,7 @@ ON CONFLICT (gateway, url) DO UPDATE SET models = excluded.models, inside = excl
 
 
 def report_engines(database: Database, gateway: str, loads: Collection[EngineLoad]) -> None:
-    """Keeps what a gateway, by a name that no other has, sees of its engines now. Raises: DatabaseUnavailable."""
+    """Stores the load of a gateway's engines; `gateway` is a unique name. Raises: DatabaseUnavailable."""
     with database.begin() as connection:
         rows = [{"gateway": gateway, **asdict(load), "models": list(load.models)} for load in loads]
         if rows:
@@ -84,7 +84,7 @@ def report_engines(database: Database, gateway: str, loads: Collection[EngineLoa
 
 
 def engines(connection: Connection) -> list[EngineLoad]:
-    """Returns the engines that gateways have reported in the last seconds; what several report of one is added up."""
+    """Returns engines that gateways reported in the last seconds; several reports of one engine are combined."""
     rows = sql(
         connection,
         "SELECT url, array_agg(DISTINCT model) AS models, sum(inside) FILTER (WHERE n = 1) AS inside,"
@@ -103,7 +103,7 @@ class HostLoad:
 
     host: str
     resource_class: str
-    slots: int  # of those that take work
+    slots: int  # of ready instances
     running: int  # attempts
     pressure: HostPressure
     at: datetime  # of the report
@@ -128,7 +128,7 @@ GROUP BY h.name, i.resource_class ORDER BY 1, 2
 
 
 def hosts(connection: Connection) -> list[HostLoad]:
-    """Hosts with standing instances that have reported in the last seconds, once for each class there."""
+    """Returns hosts that reported in the last seconds and have standing instances, once for each class of these."""
     rows = connection.execute(_HOSTS, {"age": FRESH_S})
     return [
         HostLoad(
@@ -141,7 +141,7 @@ def hosts(connection: Connection) -> list[HostLoad]:
 
 
 def live_of_models(connection: Connection, models: Collection[str]) -> Counter[str]:
-    """Attempts dispatched or running whose tasks name these models."""
+    """Counts dispatched and running attempts by the model of their task, for these models."""
     rows = sql(
         connection,
         "SELECT t.model, count(*) AS live FROM attempts a JOIN tasks t ON t.id = a.task_id"
@@ -152,9 +152,9 @@ def live_of_models(connection: Connection, models: Collection[str]) -> Counter[s
 
 
 LEAST_TASKS = 3
-"""Different tasks that failed: one that fails again and again says nothing about its pool."""
+"""Number of different failed tasks: a single task that fails repeatedly is no evidence about its pool."""
 
-# What failed is few and has an index of its own; what ended well is only counted where enough has failed.
+# Failures are few and have their own index; other ends are only counted in classes with enough failures.
 _FAILING = text("""
 WITH faults AS (
     SELECT resource_class, task_id, instance_id FROM attempts
@@ -176,7 +176,7 @@ SELECT s.resource_class FROM suspects s WHERE 2 * s.faults > (
 
 
 def failing_pools(connection: Connection, resource_classes: Collection[str], within_s: float) -> frozenset[str]:
-    """Returns the classes in whose pool attempts of several tasks, and most attempts, failed in the last seconds."""
+    """Returns those classes in whose pool most attempts failed in the last seconds, of at least `LEAST_TASKS` tasks."""
     values = {"classes": list(resource_classes), "s": within_s, "least": LEAST_TASKS}
     return frozenset(connection.execute(_FAILING, values).scalars())
 
@@ -186,17 +186,17 @@ MODEL_LIMIT = "model-full:"
 
 
 def host_limit(resource_class: str) -> str:
-    """Returns the limit name for the pressure of the hosts of a persistent pool."""
+    """Returns the name of the limit for pressure on the hosts of a persistent pool."""
     return f"{_HOST_LIMIT}{queue_of(Mode.PERSISTENT, resource_class)}"
 
 
 def failing_limit(resource_class: str) -> str:
-    """Returns the limit name for a failing pool, which tasks of mode `auto` avoid."""
+    """Returns the name of the limit that keeps tasks of mode `auto` out of a failing pool."""
     return f"pool-failing:{queue_of(Mode.PERSISTENT, resource_class)}"
 
 
 def model_limit(model: str) -> str:
-    """Returns the limit name for a model whose inference servers are full."""
+    """Returns the name of the limit for a model whose engines are full."""
     return f"{MODEL_LIMIT}{model}"
 
 
@@ -212,7 +212,7 @@ WHERE EXISTS (SELECT FROM tasks WHERE state = 'pending' AND in_line AND requeste
 def waiting_for(
     connection: Connection, queues: Sequence[QueueKey], models: Collection[str]
 ) -> list[tuple[str, QueueKey]]:
-    """Returns the queues in which a task waits for one of these models, each with the model."""
+    """Returns those queues in which a task waits that names one of these models, each with the model."""
     if not models:
         return []
     values = {

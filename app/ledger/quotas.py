@@ -1,6 +1,6 @@
-"""Quotas of users: how much at once, their weight in the fair share, what they have spent.
+"""Stores quotas of users: their use at once, their weight in the fair share, their spending.
 
-The row `*` stands for everybody without a row of their own. Use is no counter that is kept, but the count of live rows.
+The row `*` applies to everybody without a row of their own. Use is not stored, but counted from live rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 
 EVERYBODY = "*"
-"""Name of the row for users without one."""
+"""Name of the row for users without a row of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Quota:
     running: int | None = None  # live attempts
     pending: int | None = None  # accepted tasks that have not been admitted
     instances: int | None = None  # ephemeral instances
-    spend_usd: float | None = None  # in all, since the account was opened or reset
+    spend_usd: float | None = None  # total since the account was opened or reset
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Every quota and account, read in one go."""
+    """All quotas and accounts, read at once."""
 
     quotas: Mapping[str, Quota]
     accounts: Mapping[str, float]
@@ -48,29 +48,29 @@ class Quotas:
         return replace(self.quotas.get(EVERYBODY, Quota(EVERYBODY)), user_name=user_name)
 
     def spent(self, user_name: str) -> float:
-        """US dollars on model calls, as far as they are known."""
+        """Returns the user's spending on model calls in US dollars, as far as it is known."""
         return self.accounts.get(user_name, 0.0)
 
 
 def load(connection: Connection) -> Quotas:
-    """Returns all quotas and accounts."""
+    """Reads all quotas and accounts."""
     rows = sql(connection, "SELECT user_name, weight, running, pending, instances, spend_usd FROM quotas")
     accounts = sql(connection, "SELECT user_name, spent_usd FROM accounts")
     return Quotas({row.user_name: Quota(*row) for row in rows}, {row.user_name: row.spent_usd for row in accounts})
 
 
 def check_pending(connection: Connection, user_name: str, adding: int) -> None:
-    """Refuses `adding` more tasks when the user's waiting ones would exceed the quota; called before they are written.
+    """Refuses `adding` more tasks if the user's waiting tasks would exceed the quota; call it before writing them.
 
-    Two enqueues of one user pass here one after the other, until the caller's transaction ends: both cannot take the
-    same room. Other users, and everybody without a quota, do not wait.
+    Two enqueues of one user run this one after the other, until the caller's transaction ends: both cannot take the
+    same room. Other users, and users without a quota, do not wait.
 
     Raises: QuotaExceeded.
     """
     quota = connection.execute(_PENDING_QUOTA, {"user": user_name}).scalar()
     if quota is None:
         return
-    # A lock of the user's own and not of the row: `*` is shared, and `megaflow quota set` need not wait for a load.
+    # A lock per user and not of the row: `*` is shared, and `megaflow quota set` must not wait for an enqueue.
     sql(connection, "SELECT pg_advisory_xact_lock(hashtextextended('quota:pending:' || :user, 0))", {"user": user_name})
     quota = connection.execute(_PENDING_QUOTA, {"user": user_name}).scalar()
     if quota is None:
@@ -85,9 +85,9 @@ def check_pending(connection: Connection, user_name: str, adding: int) -> None:
         )
 
 
-# `true` sorts last: the user's own row before that of everybody.
+# `true` sorts last: the user's own row comes before `*`.
 _PENDING_QUOTA = text("SELECT pending FROM quotas WHERE user_name IN (:user, '*') ORDER BY user_name = '*' LIMIT 1")
-# In three parts, each of which has an index; no more rows than matter are counted.
+# Three parts, each with its own index; no more than `most` rows of each are counted.
 _PENDING = text(
     "SELECT count(*) FROM ("
     "(SELECT 1 FROM tasks WHERE state = 'pending' AND in_line AND user_name = :user LIMIT :most) UNION ALL"
@@ -102,10 +102,10 @@ _MOST = 1_000_000_000
 
 
 def set_quota(database: Database, user_name: str, **changes: Any) -> Quota:
-    """Changes the named fields; None lifts a quota (and gives the weight 1 back). In force with the next pass.
+    """Changes the named fields; None removes a quota (weight: back to 1). In force with the next pass.
 
-    A user's first row begins as a copy of what `*` says, so that a weight for one user does not lift everybody's quotas
-    for them.
+    A user's first row begins as a copy of `*`, so that setting one user's weight does not remove the quotas that `*`
+    sets for them.
 
     Raises: LimitInvalid: nothing was changed.
     """
@@ -135,7 +135,7 @@ _FIRST_ROW = text(
 
 
 def _checked(user_name: str, field: str, value: Any) -> int | float | None:
-    """Returns the value as the table takes it. Raises: LimitInvalid."""
+    """Returns the value in the form that the table takes. Raises: LimitInvalid."""
     if field not in _FIELDS:
         raise LimitInvalid(f"unknown quota {field!r}; known: {', '.join(_FIELDS)}; nothing was changed")
     if value is None:
@@ -152,7 +152,7 @@ def _checked(user_name: str, field: str, value: Any) -> int | float | None:
 
 
 def remove(database: Database, user_name: str) -> None:
-    """Takes a user's own row away: `*` applies to them again. What they have spent stays on their account.
+    """Removes a user's own row: `*` applies to them again. Their spending stays on their account.
 
     Raises: LimitInvalid: there is no such row.
     """
@@ -168,7 +168,7 @@ def remove(database: Database, user_name: str) -> None:
 
 
 def reset_spent(database: Database, user_name: str) -> float:
-    """Begins a user's account again at 0, e.g. for a new month; what stood there.
+    """Resets a user's account to 0, e.g. for a new month; returns the amount before.
 
     Raises: LimitInvalid: nothing was ever charged to that user.
     """
@@ -190,7 +190,7 @@ def reset_spent(database: Database, user_name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class QuotaUsage:
-    """A user's quota, and what they have of it at this moment. `own`: it is their own row and not that of `*`."""
+    """A user's quota and current use. `own`: the quota is the user's own row and not `*`."""
 
     user: str
     own: bool
@@ -214,7 +214,7 @@ _USAGE = text(
 
 
 def usage(database: Database) -> list[QuotaUsage]:
-    """Everybody who has a quota, an account or something that waits or runs; `*` first, without use of its own."""
+    """Returns all users with a quota, an account, or waiting or running work; `*` first, without use of its own."""
     with database.begin() as connection:
         book = load(connection)
         return [

@@ -1,4 +1,4 @@
-"""Compares a receipt with what exists. No I/O."""
+"""Compares a receipt with the resources that exist. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.ledger.receipts import ObjectKind, Receipt
 
 @dataclass(frozen=True, slots=True)
 class ListedResource:
-    """A resource as the engine (or the host's disk) lists it now; missing labels are None."""
+    """A resource that the engine (or the host's disk) lists now; ids that its labels lack are None."""
 
     kind: ObjectKind
     id: str
@@ -25,7 +25,7 @@ class ListedResource:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Existing resources. `silent`: listers that did not answer, so the state of their resources is unknown."""
+    """Resources that exist. `silent`: listers that did not answer, so that their resources are unknown."""
 
     things: tuple[ListedResource, ...]
     instances: Mapping[str, frozenset[UUID]]  # by provider
@@ -34,7 +34,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Difference between a receipt and the existing resources. `left_behind`: an unaccounted resource exists."""
+    """A difference between a receipt and the existing resources. `left_behind`: a resource exists without a reason."""
 
     kind: str
     id: str
@@ -43,11 +43,11 @@ class Difference:
 
 
 _YOUNG_S = 5.0
-"""Made so lately that its line may still be on the way."""
+"""Age in seconds up to which a resource's line may not be written yet."""
 
 
 def compare(receipt: Receipt, world: Inventory) -> list[Difference]:
-    """Returns every difference between what is on record and what exists; pure."""
+    """Returns every difference between the receipt and the resources that exist."""
     return [*_objects_differ(receipt, world), *_unrecorded(receipt, world), *_instances_differ(receipt, world)]
 
 
@@ -69,7 +69,7 @@ def _objects_differ(receipt: Receipt, world: Inventory) -> list[Difference]:
 
 
 def _unrecorded(receipt: Receipt, world: Inventory) -> list[Difference]:
-    """Finds, by label, resources that were made for this run and never recorded."""
+    """Finds by label the resources that were made for this run and never recorded."""
     known = {line.engine_id for line in receipt.objects}
     ended = {line.id for line in receipt.instances if line.ended}
     differences = []

@@ -1,7 +1,7 @@
-"""Reads receipts: what was created for a run, who destroyed it, what still exists and why.
+"""Writes and reads receipts: resources created for a run, their remover, those that still exist and why.
 
-Lines are written as soon as a thing exists and when it has been removed. A line that was missed (a crash between the
-two) is written when the thing is removed, since its labels say whose it was.
+A line is written as soon as a resource exists, and again when it has been removed. A line that was missed (a crash in
+between) is written at the removal, from the labels of the resource.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class ObjectKind(StrEnum):
     NETWORK = "network"
     VOLUME = "volume"
     FOLDER = "folder"  # of a local environment
-    ENVIRONMENT = "environment"  # made on its host without an engine
+    ENVIRONMENT = "environment"  # made on its host without a container engine
     POD = "pod"
 
     @property
     def engines(self) -> bool:
-        """Whether an engine lists it."""
+        """Whether a container engine lists it."""
         return self.lister == "engine"
 
     @property
     def lister(self) -> str:
-        """Lister that shows whether the resource exists: `engine` or `kubernetes`; empty: the disk of its host."""
+        """Lister that shows whether it exists: `engine` or `kubernetes`; empty: the disk of its host."""
         if self is ObjectKind.POD:
             return "kubernetes"
         return "" if self in (ObjectKind.FOLDER, ObjectKind.ENVIRONMENT) else "engine"
@@ -47,11 +47,11 @@ class Remover(StrEnum):
 
     WORKER = "worker"
     SWEEPER = "sweeper"
-    UNKNOWN = "unknown"  # it was found to be gone
+    UNKNOWN = "unknown"  # its removal was not recorded
 
 
 class Owner(NamedTuple):
-    """The attempt that a thing was made for, as its labels say."""
+    """Attempt that a resource was made for, from its labels."""
 
     run_id: UUID
     task_id: UUID
@@ -60,7 +60,7 @@ class Owner(NamedTuple):
 
 
 class NewResource(NamedTuple):
-    """An engine object or folder. `created_at` None: just now."""
+    """An engine object or folder to be recorded. `created_at` None: just now."""
 
     kind: ObjectKind
     id: str
@@ -77,7 +77,7 @@ _THINGS = (
 
 
 def _facts(kind: str) -> str:
-    """Appends a fact for every row of `written`."""
+    """Returns SQL that appends a fact for every row of `written`."""
     return f""" INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id, data)
         SELECT '{kind}', run_id, task_id, attempt_id, instance_id, jsonb_strip_nulls(
             jsonb_build_object('engine_id', engine_id, 'kind', kind, 'by', destroyed_by)) FROM written"""  # noqa: S608
@@ -105,19 +105,19 @@ _VANISHED = text(
 
 
 def created(connection: Connection, things: Sequence[NewResource]) -> None:
-    """Records that these exist, within the caller's transaction. What is on record already keeps its line."""
+    """Records that these exist, within the caller's transaction. A line that is on record already does not change."""
     if things:
         connection.execute(_CREATED, _arrays(things))
 
 
 def destroyed(connection: Connection, things: Sequence[NewResource], by: Remover) -> None:
-    """Records that these are gone; one that was never recorded gets its whole line. Only the first end counts."""
+    """Records that these were removed; an unrecorded one gets its whole line. Only the first removal counts."""
     if things:
         connection.execute(_DESTROYED, {**_arrays(things), "by": by.value})
 
 
 def vanished(connection: Connection, ids: Sequence[str]) -> None:
-    """These were looked for and are not there; their removal was not recorded."""
+    """Records that these resources no longer exist; their removal was not recorded."""
     if ids:
         connection.execute(_VANISHED, {"ids": list(ids)})
 
@@ -145,9 +145,9 @@ WHERE o.destroyed_at IS NULL AND o.created_at < clock_timestamp() - interval '5 
 
 
 def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple[str, ObjectKind]]:
-    """Returns recorded resources that still exist and are visible from `host`: in its engine, folders and cluster.
+    """Returns resources on record as existing that `host` could see: in its engine, its folders and its cluster.
 
-    control: the control plane stands there, and so does what the instances made that it had launched.
+    control: the control plane runs on it, so that resources of instances that it launched are there too.
     """
     rows = database.sql(_IN_SIGHT, {"host": host, "control": control})
     return [(row.engine_id, ObjectKind(row.kind)) for row in rows]
@@ -155,7 +155,7 @@ def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple
 
 @dataclass(frozen=True, slots=True)
 class ObjectLine:
-    """A line for a resource. `why` is set while it exists; `accounted`: it is still needed or about to be removed."""
+    """A line of a resource. `why` is set while it exists; `accounted`: it is still needed or about to be removed."""
 
     engine_id: str
     kind: ObjectKind
@@ -171,7 +171,7 @@ class ObjectLine:
 
 @dataclass(frozen=True, slots=True)
 class InstanceLine:
-    """A line for an instance that ran attempts of the run; `attempts` are of this run."""
+    """An instance that attempts of the run were on; `attempts`: their number."""
 
     id: UUID
     provider: str
@@ -184,7 +184,7 @@ class InstanceLine:
     ended_at: datetime | None
     exit_code: int | None
     attempts: int
-    why: str | None = None  # why it stands
+    why: str | None = None  # why it exists
     accounted: bool = True
 
     @property
@@ -194,7 +194,7 @@ class InstanceLine:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Everything that a run's attempts used and had made."""
+    """Everything that a run's attempts used and created."""
 
     run_id: UUID
     name: str
@@ -209,7 +209,7 @@ class Receipt:
 
     @property
     def standing(self) -> list[ObjectLine | InstanceLine]:
-        """Returns the lines of resources that still exist."""
+        """Lines of what still exists."""
         lines: list[ObjectLine | InstanceLine] = [*self.instances, *self.objects]
         return [line for line in lines if line.why is not None]
 
@@ -290,7 +290,7 @@ def _object_line(row: Row[Any]) -> ObjectLine:
 
 
 def _why_it_stands(row: Row[Any]) -> tuple[str, bool]:
-    """Returns the reason, and whether that is a good one."""
+    """Returns the reason why a resource exists, and whether the reason is a good one."""
     if row.kind == ObjectKind.NETWORK:
         return "kept for all runs of the installation; `megaflow down` removes it", True
     if row.attempt_state in LIVE_ATTEMPT:
@@ -307,22 +307,22 @@ def _why_it_stands(row: Row[Any]) -> tuple[str, bool]:
 
 
 def _counts(instances: Sequence[InstanceLine], objects: Sequence[ObjectLine]) -> dict[str, dict[str, int]]:
-    created: Counter[str] = Counter(line.kind.value for line in objects)
-    destroyed: Counter[str] = Counter(line.kind.value for line in objects if line.destroyed_at is not None)
-    created["instance"], destroyed["instance"] = len(instances), sum(line.ended for line in instances)
+    totals: Counter[str] = Counter(line.kind.value for line in objects)
+    removed: Counter[str] = Counter(line.kind.value for line in objects if line.destroyed_at is not None)
+    totals["instance"], removed["instance"] = len(instances), sum(line.ended for line in instances)
     return {
-        kind: {"made": created[kind], "gone": destroyed[kind], "standing": created[kind] - destroyed[kind]}
+        kind: {"made": totals[kind], "gone": removed[kind], "standing": totals[kind] - removed[kind]}
         for kind in ("instance", *ObjectKind)
-        if created[kind] or kind == "instance"
+        if totals[kind] or kind == "instance"
     }
 
 
 _ISSUE = 73055
-"""Advisory lock for issuing receipts: a run gets one."""
+"""Advisory lock for issuing receipts, so that a run gets only one."""
 _LATEST_S = 300.0
-"""A receipt waits at most this long after the run's end for things to go; then it says what stands."""
+"""A receipt waits at most this long after the run's end for removals; then it lists what still exists."""
 
-# Each step leaves few runs to the next, which looks closer. A subquery with LIMIT is asked for each run by itself.
+# Each step leaves few runs to the next, more costly one. A subquery with LIMIT is evaluated for each run by itself.
 _DUE = text("""
 WITH issued AS MATERIALIZED (SELECT run_id FROM events WHERE kind = 'run.receipt' AND run_id IS NOT NULL),
 waiting AS MATERIALIZED (SELECT id, created_at FROM runs WHERE id NOT IN (SELECT run_id FROM issued)),
@@ -366,9 +366,9 @@ WHERE r.id = ANY(:due)
 
 
 def issue(database: Database) -> list[UUID]:
-    """Appends the fact `run.receipt` for every run that has ended and whose things are gone, once each; those runs.
+    """Appends the fact `run.receipt` once for every run that has ended and whose resources are removed; returns these.
 
-    What a standing instance keeps for reuse is named in it, and not waited for. Safe to call from anywhere, at once.
+    Resources that a standing instance keeps for reuse are listed and not waited for. Safe to call concurrently.
     """
     with database.begin() as connection:
         sql(connection, "SELECT pg_advisory_xact_lock(:key)", {"key": _ISSUE})

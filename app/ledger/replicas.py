@@ -1,9 +1,9 @@
-"""Keeps each group of a training run at the replicas that it needs.
+"""Gives each group of a training run the replicas that it needs.
 
-A group is complete with its quorum, or when all of its replicas have ended. What it no longer needs then ends as
-`superseded`, in the same transaction. A replica that infrastructure lost is repaired alone, by another one; so is a
-straggler, where the run asks for it. Every decision is made on the locked row of the group. Locks are taken in this
-order: group, tasks, attempts.
+A group is complete with its quorum, or when all of its replicas have ended. Its remaining replicas then end as
+`superseded`, in the same transaction. A replica that infrastructure lost is replaced by another one; so is a
+straggler, if the run has `hedge_after`. Every decision is made on the locked row of the group. Lock order: group,
+tasks, attempts.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from app.models.endings import BLAME, Blame, EndReason, RetryPolicy
 from app.models.outcome import Failure
 
 GRACE_S = 5.0
-"""A superseded attempt that has not stopped this long after the request is taken away from its worker."""
+"""Seconds after the request in which a superseded attempt may stop; then it is taken away from its worker."""
 SILENCE_S = 2.0
-"""The same when its worker has not renewed its lease since, which it does at once when it hears the request."""
+"""The same for a worker that has not renewed its lease since: it renews at once when it receives the request."""
 _FAILURE = Failure(error="StaleWriter", message="its group is complete and its worker did not stop when told to")
 _FAULTS = [reason.value for reason, blame in BLAME.items() if blame is Blame.INFRASTRUCTURE]
 
 
 class Why(StrEnum):
-    """Reason for adding a replica to a group."""
+    """Reasons for an added replica."""
 
     REPAIR = "repair"  # infrastructure lost one, after all of its attempts
-    HEDGE = "hedge"  # one runs longer than most of the run's did
+    HEDGE = "hedge"  # one runs longer than most replicas of the run
     ADAPTIVE = "adaptive"  # the rewards of the first ones differ
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """A group as its locked row and its tasks say. `base`: replicas without repairs and hedges."""
+    """Facts on a group from its locked row and its tasks. `base`: replicas without repairs and hedges."""
 
     base: int
-    most: int  # replicas that it may have, where rewards differ
+    most: int  # replicas that it may have if rewards differ
     quorum: int | None
     drop_equal: bool
     stored: int  # replicas with samples
@@ -58,13 +58,13 @@ class GroupFacts:
 
     @property
     def need(self) -> int:
-        """Replicas with samples that complete it."""
+        """Number of replicas with samples that complete the group."""
         return self.base if self.quorum is None else min(self.quorum, self.base)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDecision:
-    """Decision about a group: it is closed in a state, gets more replicas, or waits (neither)."""
+    """A decision on a group: close it in `state`, add replicas, or wait (neither)."""
 
     state: str = ""
     add: int = 0
@@ -72,10 +72,10 @@ class GroupDecision:
 
 
 def decide(facts: GroupFacts) -> GroupDecision:
-    """Decides to add the repairs needed for completeness: one per lost replica, and at most as many as replicas.
+    """Decides on a group: repairs until it can be complete, each lost replica once, at most as many as `base` replicas.
 
-    With no repair left, what there is is handed out; without anything, the group is `lost`. A group of which something
-    was stopped gets nothing more.
+    With no repair left, the existing samples are handed out; without any, the group is `lost`. A group with a stopped
+    replica gets no further ones.
     """
     if facts.stored < facts.need:
         short = facts.need - facts.stored - facts.going
@@ -92,10 +92,10 @@ def decide(facts: GroupFacts) -> GroupDecision:
 
 
 def settle(connection: Connection, group_id: UUID) -> list[UUID]:
-    """Closes a group that is complete, or add what it needs; the running attempts that it no longer needs, to be told.
+    """Closes a complete group, or adds replicas; returns its running attempts that are not needed and must be stopped.
 
-    Its row is locked until the caller's transaction ends. A group that was lost is looked at again: a person may have
-    tried its tasks again.
+    Its row is locked until the caller's transaction ends. A lost group is checked again: a user may have retried its
+    tasks.
     """
     row = _locked(connection, group_id)
     if row is None:
@@ -120,7 +120,7 @@ class _LockedGroup:
 _LOCK = text(
     "SELECT run_id, state FROM experience_groups WHERE group_id = :group AND state IN ('open', 'lost') FOR UPDATE"
 )
-# What an attempt brought is on record a moment after its end. A task without attempts brings nothing.
+# An attempt's samples are on record a moment after its end. A task without attempts has none.
 _FACTS = text("""
 SELECT r.most_replicas, e.quorum, e.drop_equal, s.*, t.*
 FROM experience_runs e JOIN runs r ON r.id = e.run_id
@@ -145,14 +145,14 @@ CROSS JOIN LATERAL (
 
 
 def _locked(connection: Connection, group_id: UUID) -> _LockedGroup | None:
-    """Locks a group; None: it is closed."""
+    """Locks an open or lost group and reads its facts. None: it is closed."""
     held = connection.execute(_LOCK, {"group": group_id}).first()
     if held is None:
         return None
     values = {"group": group_id, "run": held.run_id, "faults": _FAULTS}
-    found = dict(connection.execute(_FACTS, values).one()._mapping)
-    oldest, most = found.pop("oldest"), found.pop("most_replicas")
-    return _LockedGroup(group_id, held.run_id, held.state, oldest, GroupFacts(most=most or 0, **found))
+    facts = dict(connection.execute(_FACTS, values).one()._mapping)
+    oldest, most = facts.pop("oldest"), facts.pop("most_replicas")
+    return _LockedGroup(group_id, held.run_id, held.state, oldest, GroupFacts(most=most or 0, **facts))
 
 
 def _close(connection: Connection, group: _LockedGroup, state: str) -> list[UUID]:
@@ -177,7 +177,7 @@ def _close(connection: Connection, group: _LockedGroup, state: str) -> list[UUID
     return tasks.end(connection, ids, EndReason.SUPERSEDED)[0] if ids else []
 
 
-# The replicas of a group differ in id and number alone; the dispatcher puts them in the queue.
+# Replicas of a group differ only in id and number; the dispatcher puts them in the queue.
 _ADD = text("""
 WITH first AS (
     SELECT * FROM tasks WHERE run_id = :run AND group_id = :group ORDER BY replica LIMIT 1
@@ -209,15 +209,15 @@ def _add(connection: Connection, group: _LockedGroup, count: int, why: Why) -> N
 
 @dataclass(frozen=True, slots=True)
 class NoticesDue:
-    """`stop`: running attempts to be told. `silent`: instances whose superseded attempt was taken away unheard."""
+    """Notices due. `stop`: running attempts to be stopped. `silent`: instances whose worker ignored the request."""
 
     stop: list[UUID]
     silent: list[UUID]
 
 
 def tend(database: Database, lease_s: float, retry: RetryPolicy) -> NoticesDue:
-    """Called every second or so: settle groups whose last replica was cancelled before it began, hedge stragglers,
-    have what was superseded stop."""
+    """Settles groups whose last replica was cancelled before it began, hedges stragglers, stops superseded attempts.
+    Called about every second."""
     with database.begin() as connection:
         due = stop_superseded(connection, lease_s, retry)
         idle = list(connection.execute(_IDLE).scalars())
@@ -237,7 +237,7 @@ SELECT g.group_id FROM experience_groups g WHERE g.state = 'open' AND NOT EXISTS
         AND t.state NOT IN ('succeeded', 'failed', 'cancelled'))
 """)
 
-# A percentile has a meaning from as many durations on as leave one beyond it: 20 for the 95th.
+# A percentile is only meaningful if one duration lies beyond it: from 20 durations on for the 95th.
 _STRAGGLING = text("""
 WITH usual AS MATERIALIZED (
     SELECT r.id AS run_id, percentile_cont(r.hedge_after / 100.0) WITHIN GROUP (
@@ -260,7 +260,7 @@ CROSS JOIN LATERAL (
 
 
 def _hedge(connection: Connection, group_id: UUID) -> None:
-    """Adds a replica for each missing one while all running replicas are stragglers; at most as many as replicas."""
+    """Adds a replica for each missing one, while all unfinished ones are stragglers; at most `base` hedges a group."""
     group = _locked(connection, group_id)
     if group is None or connection.execute(_STRAGGLING, {"group": group_id}).first() is None:
         return
@@ -282,7 +282,7 @@ FOR UPDATE OF a SKIP LOCKED
 
 
 def stop_superseded(connection: Connection, lease_s: float, retry: RetryPolicy) -> NoticesDue:
-    """Repeats the stop notice to running superseded attempts (a message may be lost); ends those that do not stop."""
+    """Finds superseded running attempts, as a stop request may be lost; takes away those that did not stop in time."""
     rows = connection.execute(_SUPERSEDED, {"grace": GRACE_S, "silence": SILENCE_S, "lease": lease_s}).all()
     away = [row.id for row in rows if row.slow or row.silent]
     gradings.take_away(connection, away, _FAILURE, EndReason.SUPERSEDED, retry)

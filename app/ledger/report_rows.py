@@ -1,4 +1,4 @@
-"""Reads what a report says of each task of a run: its outcome, cost and time, and what it was run on."""
+"""Reads the data of a report on each task of a run: its outcome, cost, time, instance and image."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from app.models.validation import ValidationState
 Price = Callable[[str, str], float | None]
 """USD for an hour of an instance, by its provider and class; None: unknown."""
 GRADED_ON = "LEFT JOIN instances g ON g.id = coalesce((a.environment->>'graded_on')::uuid, a.instance_id)"
-"""The instance of a verifier: where the attempt ran, but for what another has graded."""
+"""SQL join of the instance that graded an attempt: a grader, else the instance of the attempt."""
 GRADING_S = (
     "extract(epoch FROM (a.phases->>'graded')::timestamptz"
     " - coalesce(a.phases->>'grading_started', a.phases->>'agent_ended')::timestamptz)::float8"
 )
-"""Seconds that the verifier worked on an attempt, without the wait for a grader; null: it did not."""
+"""SQL for the seconds that the verifier worked on an attempt, without the wait for a grader; null: it did not work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,15 @@ class ReportRow:
     host: str | None
     spec: dict[str, Any]
     spec_digest: str = ""
-    validation: ValidationState | None = None  # of the task on the very image that it ran on; None: never validated
+    validation: ValidationState | None = None  # of the task on the exact image that it ran on; None: never validated
     flipped: tuple[str, ...] = ()  # tests on which that validation's replicas disagreed
-    patch_sha256: str | None = None  # of what was graded; None: no patch was kept
-    grading_s: float | None = None  # that verifiers worked on all its attempts
-    grading_usd: float | None = None  # of their places on the instances that graded, where a price is known
+    patch_sha256: str | None = None  # of the graded patch; None: no patch was stored
+    grading_s: float | None = None  # verifiers' seconds over all its attempts
+    grading_usd: float | None = None  # of the slots used for grading, where a price is known
 
     @property
     def memory_kills(self) -> int | None:
-        """Processes killed for a memory limit of the task in the last attempt; None: not counted there."""
+        """Processes killed for a memory limit of the task in the last attempt; None: not measured."""
         if (memory := self.environment.get("memory")) is None:
             return None
         services: dict[str, Any] = memory.get("services", {})
@@ -65,7 +65,7 @@ class ReportRow:
 
     @property
     def throttled_s(self) -> float | None:
-        """Seconds in which the limit of processors held up the last attempt; None: not counted there."""
+        """Seconds in which the CPU limit throttled the last attempt; None: not measured."""
         cpu = self.environment.get("cpu")
         return None if cpu is None else float(sum(cpu["throttled_s"].values()))
 
@@ -96,11 +96,11 @@ _BATCH = text(f"{_COLUMNS} WHERE t.id = ANY(:ids) ORDER BY t.id")
 
 
 def rows(database: Database, run_id: UUID, price: Price | None = None) -> list[ReportRow]:
-    """Returns every task of a run by name, agent and replica; a spec that several share is parsed once."""
+    """Returns every task of a run by name, agent and replica; a spec that several tasks share is parsed once."""
     known = states_of_run(database, run_id)
     with database.begin() as connection:
-        result = _made(connection, connection.execute(_ROWS, {"run": run_id}).all(), price)
-    return [_validated(row, known.get(row.task_id)) for row in result]
+        report = _made(connection, connection.execute(_ROWS, {"run": run_id}).all(), price)
+    return [_validated(row, known.get(row.task_id)) for row in report]
 
 
 def _validated(row: ReportRow, found: ImageState | None) -> ReportRow:
@@ -108,19 +108,19 @@ def _validated(row: ReportRow, found: ImageState | None) -> ReportRow:
 
 
 def batches(database: Database, run_id: UUID, *, most: int = 100) -> Iterator[list[ReportRow]]:
-    """Yields the rows in order of acceptance, at most `most` at once: only the ids of the whole run are in memory."""
+    """Yields the same rows in the order of acceptance, at most `most` at once; only the ids of all are in memory."""
     ids = task_ids(database, run_id)
     for begin in range(0, len(ids), most):
         with database.begin() as connection:
-            stored = connection.execute(_BATCH, {"ids": ids[begin : begin + most]}).all()
-            converted = _made(connection, stored)
-        yield converted
+            records = connection.execute(_BATCH, {"ids": ids[begin : begin + most]}).all()
+            batch = _made(connection, records)
+        yield batch
 
 
 def place_usd(price: Price | None, provider: str | None, resource_class: str | None, slots: int | None) -> float | None:
-    """USD for an hour of one of an instance's places; None: unknown, also where there is no such instance."""
-    usd = price(provider, resource_class) if price and provider and resource_class else None
-    return usd / max(1, slots or 1) if usd is not None else None
+    """Returns USD for an hour of one slot of an instance; None: unknown, or no such instance."""
+    hour_usd = price(provider, resource_class) if price and provider and resource_class else None
+    return hour_usd / max(1, slots or 1) if hour_usd is not None else None
 
 
 def _made(connection: Connection, found: Sequence[Row[Any]], price: Price | None = None) -> list[ReportRow]:
@@ -129,7 +129,7 @@ def _made(connection: Connection, found: Sequence[Row[Any]], price: Price | None
         text("SELECT digest, body FROM specs WHERE digest = ANY(:digests)"), {"digests": digests}
     )
     specs = {row.digest: json.loads(row.body) for row in bodies}
-    result = []
+    report = []
     for row in found:
         values = row._asdict()
         values["spec"] = specs[row.spec_digest]
@@ -137,9 +137,9 @@ def _made(connection: Connection, found: Sequence[Row[Any]], price: Price | None
         if gradings:
             values["grading_s"] = sum(seconds for seconds, *_ in gradings)
             hours = [(seconds / 3600, place_usd(price, *place)) for seconds, *place in gradings]
-            paid = [taken * usd for taken, usd in hours if usd is not None]
+            paid = [used * usd for used, usd in hours if usd is not None]
             values["grading_usd"] = sum(paid) if paid else None
         for name in ("verdict", "failure", "environment", "phases"):
             values[name] = values[name] or {}
-        result.append(ReportRow(**values))
-    return result
+        report.append(ReportRow(**values))
+    return report

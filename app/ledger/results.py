@@ -22,10 +22,10 @@ from app.models.states import ENDED_TASK, TaskState
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """State of a run. `resolved` and `mean_reward` cover only the `scored` tasks.
+    """State of a run. `resolved` and `mean_reward` are of the `scored` tasks alone.
 
-    Tasks with scripted answers are none of these: `scripted` were graded so, and of them `scripted_resolved` solved.
-    Of the scored, `suspect` have a verdict that a rule took to 0. Of the cancelled, `superseded` were not needed.
+    Tasks with scripted answers are not scored: `scripted` counts the graded ones, `scripted_resolved` the solved ones.
+    Of the scored, `suspect` have a verdict that a rule set to 0. Of the cancelled, `superseded` were not needed.
     """
 
     id: UUID
@@ -56,7 +56,7 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunHead:
-    """A run without its tasks; `ended`: all of these have."""
+    """A run without its tasks; `ended`: all of its tasks have ended."""
 
     id: UUID
     name: str
@@ -80,7 +80,7 @@ def run_head(database: Database, run_id: UUID) -> RunHead:
     return RunHead(**row._asdict())
 
 
-# OFFSET 0: each verdict is taken apart once, and not for every count again.
+# OFFSET 0: each verdict is parsed once, and not again for every count.
 _STATUS = """
 SELECT r.id, r.name, r.user_name, r.purpose, r.created_at, r.total,
     (SELECT jsonb_object_agg(state, n) FROM
@@ -117,7 +117,7 @@ def run_status(database: Database, run_id: UUID) -> RunStatus:
 def runs(
     database: Database, limit: int = 50, *, user_name: str | None = None, before: UUID | None = None
 ) -> list[RunStatus]:
-    """Returns the newest runs first; of one user, and older than the run `before`, when these are given."""
+    """Returns the newest runs first; only of one user, and older than the run `before`, when these are given."""
     chosen = """(CAST(:user AS text) IS NULL OR r.user_name = :user)
         AND (CAST(:before AS uuid) IS NULL OR r.created_at < (SELECT created_at FROM runs WHERE id = :before))"""
     statement = text(f"{_STATUS} WHERE {chosen} ORDER BY r.created_at DESC LIMIT :limit")
@@ -126,7 +126,7 @@ def runs(
 
 
 def open_networks(database: Database, run_id: UUID) -> int:
-    """Counts the tasks of a run with the network `open`."""
+    """Counts the tasks of a run that have the network `open`."""
     statement = text("""
         SELECT coalesce(sum(t.n), 0) FROM
             (SELECT spec_digest, count(*) AS n FROM tasks WHERE run_id = :id GROUP BY spec_digest) t
@@ -136,9 +136,9 @@ def open_networks(database: Database, run_id: UUID) -> int:
 
 
 def pass_rates(database: Database, run_id: UUID, baselines: Collection[str] = ()) -> dict[str, float]:
-    """Returns, by name of each scored task of a run, the share of its replicas that were solved, 0.0 to 1.0.
+    """Returns the share of solved replicas (0.0 to 1.0) of each scored task of a run, by the task's name.
 
-    What the replay engine answered is not counted, nor what baselines did where there is another agent.
+    Answers of the replay engine are not counted, nor attempts of baselines where there is another agent.
     Raises: OptionInvalid: several agents or models, whose attempts are no replicas of each other.
     """
     statement = text("""
@@ -147,17 +147,17 @@ def pass_rates(database: Database, run_id: UUID, baselines: Collection[str] = ()
         WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool GROUP BY name, agent, model""")
     rows = database.sql(statement, {"id": run_id}).all()
     rows = [row for row in rows if row.agent not in baselines] or rows
-    if len(agents := sorted({row.who for row in rows})) > 1:
-        who = ", ".join(agents[:4])
+    if len(variants := sorted({row.who for row in rows})) > 1:
+        who = ", ".join(variants[:4])
         raise OptionInvalid(f"expected pass rates of one agent and model; found {who} in run {run_id}")
     return {row.name: row.rate for row in rows}
 
 
 def solved_counts(database: Database, run_id: UUID, without: Collection[str] = ()) -> dict[str, list[bool]]:
-    """Returns, for each scored task of a run, whether each of its replicas was solved (solved first), for statistics.
+    """Returns for each scored task of a run whether each replica was solved, solved ones first; for statistics.
 
-    Tasks have a number for a name. without: agents that are left out. What the replay engine answered is not counted;
-    nothing is where several agents or models are left, whose attempts are no replicas of each other.
+    Tasks are named by numbers. without: agents that are left out. Answers of the replay engine are not counted; the
+    result is empty where several agents or models are left, whose attempts are no replicas of each other.
     """
     statement = text("""
         SELECT scored, solved, count(*) AS tasks, min(one) AS one, max(other) AS other FROM (
@@ -179,7 +179,7 @@ def _status(row: Row[Any]) -> RunStatus:
 
 
 def ended(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
-    """Returns the tasks that have ended."""
+    """Returns the ids of these tasks that have ended."""
     rows = database.sql(
         "SELECT id FROM tasks WHERE id = ANY(:ids) AND state IN ('succeeded', 'failed', 'cancelled')",
         {"ids": list(task_ids)},
@@ -203,7 +203,7 @@ def task_ids(
     state: TaskState | None = None,
     limit: int | None = None,
 ) -> list[UUID]:
-    """Returns the run's task ids in order of acceptance; only those after one task, in one state, at most `limit`."""
+    """Returns the run's tasks in the order of acceptance; those after `after`, in `state`, at most `limit` of them."""
     statement = """
         SELECT id FROM tasks WHERE run_id = :id AND (CAST(:after AS uuid) IS NULL OR id > :after)
             AND (CAST(:state AS text) IS NULL OR state = :state) ORDER BY id LIMIT :limit"""
@@ -221,7 +221,7 @@ def task_spec(database: Database, task_id: UUID) -> TaskSpec:
 
 
 def results(database: Database, ids: Sequence[UUID]) -> list[TaskResult]:
-    """Tasks with all their attempts and artifacts, in the order of `ids`; three queries however many."""
+    """Returns tasks with all their attempts and artifacts, in the order of `ids`; three queries for any number."""
     values = {"ids": list(ids)}
     with database.begin() as connection:
         tasks = {row.task_id: row._asdict() for row in connection.execute(_TASKS, values)}
@@ -286,11 +286,11 @@ class StoredTrajectory:
 
 
 def trajectory_of(database: Database, run: str, task_id: UUID, name: str) -> StoredTrajectory:
-    """Finds the trajectory of task `name` in `run` (an id or the end of one), if possible of the same replica.
+    """Returns the trajectory that `run` (an id or its end) recorded of task `name`, of the same replica if possible.
 
     run: of several agents with the one meant, `RUN@AGENT`.
-    Raises: UnknownName, AmbiguousName: no such run; SpecInvalid: it has no such task, no trajectory of it, or several
-    agents that did it.
+    Raises: UnknownName, AmbiguousName: no such run; SpecInvalid: no trajectory of that task; OptionInvalid: several
+    agents did it.
     """
     run, _, agent = run.partition("@")
     run_id = find(database, "runs", run)
@@ -318,14 +318,14 @@ class Progress:
 
     total: int
     waiting: int
-    starting: int  # a slot is held, no worker has it yet
+    starting: int  # has a slot, but no worker yet
     ended: int
     failed: int
     cancelled: int
-    superseded: int  # their group was complete without them: not among the cancelled
+    superseded: int  # group complete without them: not among the cancelled
     scored: int
     score: float | None
-    scripted: int = 0  # of these the replay engine answered calls: `scored` and `score` are without them
+    scripted: int = 0  # answered by a replay engine: not in `scored` and `score`
     scripted_score: float | None = None
     running: dict[str, int] = field(default_factory=dict)
 

@@ -23,7 +23,7 @@ from app.models.service_tables import ScheduleRow
 class Schedule:
     """A stored schedule. `settled_until`: every due time up to here was fired or passed over.
 
-    `last_due_at`, `last_run` and `last_failure` are of the newest firing, if there was one.
+    `last_due_at`, `last_run` and `last_failure` are of the newest firing, if there is one.
     """
 
     id: UUID
@@ -50,7 +50,7 @@ def add(database: Database, *, name: str, cron: str, dataset: str, submission: d
 
 
 def remove(database: Database, name: str) -> None:
-    """Deletes a schedule and its past firings, but not their runs. Raises: UnknownName."""
+    """Deletes a schedule and its past firings; their runs stay. Raises: UnknownName."""
     with database.begin() as connection:
         if sql(connection, "DELETE FROM schedules WHERE name = :name", {"name": name}).rowcount == 0:
             raise UnknownName(f"unknown schedule {name!r}; `megaflow schedule list` shows them")
@@ -67,9 +67,9 @@ def all_of(database: Database) -> list[Schedule]:
 
 
 def claim_due(database: Database, schedule: Schedule, due: Sequence[datetime], until: datetime) -> list[datetime]:
-    """Claims the due times that were not claimed, and settle everything up to `until`, in one transaction.
+    """Claims the due times that were not claimed, and settles everything up to `until`, in one transaction.
 
-    Two beats that tick at once get disjoint answers: the primary key (schedule, due time) decides.
+    Two processes that call this at once get disjoint results, by the primary key (schedule, due time).
     """
     with database.begin() as connection:
         claimed = []
@@ -92,7 +92,7 @@ def claim_due(database: Database, schedule: Schedule, due: Sequence[datetime], u
 
 
 def unfinished(database: Database, older_than_s: float) -> list[tuple[Schedule, datetime]]:
-    """Due times that were taken, but whose run was never noted: the firing process died in between."""
+    """Returns claimed due times without a recorded run or failure: the firing process died in between."""
     rows = database.sql(
         "SELECT s.id, s.name, s.cron, s.dataset, s.submission, s.misfire, s.settled_until, f.due_at"
         " FROM schedule_fires f JOIN schedules s ON s.id = f.schedule_id"

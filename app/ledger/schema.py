@@ -1,4 +1,4 @@
-"""Migrates the schema, and tells whether that is needed."""
+"""Migrates the schema, and checks whether that is needed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def migrate(database_url: str) -> str | None:
-    """Brings the database to the newest revision; its name. Safe to run twice, and from two processes at once.
+    """Migrates the database to the newest revision and returns its name. Safe to run twice or concurrently.
 
-    Raises: DatabaseUnavailable; InstallationFailed without the migrations folder.
+    Raises: DatabaseUnavailable; InstallationFailed: no migrations folder.
     """
     config = _config()
     config.attributes["url"] = database_url

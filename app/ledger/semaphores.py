@@ -1,10 +1,10 @@
-"""Distributed semaphores: one leased row per holder in `semaphore_holders`, first come first served.
+"""Implements distributed semaphores: one leased row per holder in `semaphore_holders`, first come first served.
 
-The capacity is read live, and use is the number of granted rows: there is no counter that a crash could leave too high.
+The capacity is read live, and use is the number of granted rows: no counter exists that a crash could leave too high.
 The next request, or the sweep, deletes a row whose lease lapsed. Source: MegaFlow, section 2.3 (Resource Manager).
 
-Locks: requests for one limit go one after the other (an advisory lock). Every other writer of several rows skips those
-that are locked at that moment, so that no two wait for each other.
+Locks: requests for one limit go one after the other (an advisory lock). Every other writer of several rows skips locked
+rows, so that no deadlock is possible.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from app.ledger.limits import everybody, wake_waiters
 
 
 class SemaphoreAnswer(NamedTuple):
-    """Whether the place is ours; if not, how many stand before us (0: next)."""
+    """Result of a request: whether the place was granted; if not, how many are ahead in line (0: next)."""
 
     granted: bool
     ahead: int
@@ -36,10 +36,10 @@ def ask(
     attempt_id: UUID | None = None,
     instance_id: UUID | None = None,
 ) -> SemaphoreAnswer:
-    """Takes a place, or stand in line for one. Ask again until it is granted; safe to repeat, and renews the lease.
+    """Takes a place, or joins the line for one. Call again until it is granted; this is safe and renews the lease.
 
-    A place in line is leased as well: who does not ask for `lease_s` has left it. `capacity_default` is what holds
-    when `limits` has no row of that name; None: no bound, the row only shows who is there.
+    A place in line is leased as well, for `lease_s`: a holder that does not call in time loses it. `capacity_default`
+    applies when `limits` has no row of that name; None: no bound, the row only shows the holder.
 
     Raises: DatabaseUnavailable.
     """
@@ -59,12 +59,12 @@ def ask(
         return SemaphoreAnswer(False, connection.execute(_AHEAD, values).scalar_one())
 
 
-# A client that is stopped in the middle must not keep the others out for longer than a few seconds.
+# A client that stops in mid-transaction must not block the others for longer than a few seconds.
 _IN_TURN = text(
     "SELECT set_config('idle_in_transaction_session_timeout', '5s', true), set_config('lock_timeout', '15s', true),"
     " pg_advisory_xact_lock(hashtextextended('hold:' || :limit, 0))"
 )
-# Deleting waits for a renewal that is under way and then looks again: a place is given away only when its row is gone.
+# Deleting waits for a renewal in progress and checks again: a place is granted to others only after its row is deleted.
 _DROP_LAPSED = text(
     "DELETE FROM semaphore_holders WHERE limit_name = :limit AND holder <> :holder AND expires_at <= clock_timestamp()"
 )
@@ -92,11 +92,11 @@ _AHEAD = text(
 
 
 def release(database: Database, limit_name: str, holder: UUID) -> bool:
-    """Gives a place, or a place in line, back. False: it had lapsed, or was given back before.
+    """Releases a place, or a place in line. False: it had lapsed, or was released before.
 
     Leaving the queue frees no place and wakes no waiter.
 
-    Raises: DatabaseUnavailable: it will lapse.
+    Raises: DatabaseUnavailable: the lease will lapse.
     """
     with database.begin() as connection:
         deleted = sql(
@@ -110,9 +110,9 @@ def release(database: Database, limit_name: str, holder: UUID) -> bool:
 
 
 def renew(database: Database, holders: Sequence[UUID], *, lease_s: float) -> set[UUID]:
-    """Extends the leases of these holders, in one statement; who is still there.
+    """Extends the leases of these holders, in one statement; returns the holders that still have a row.
 
-    One that is missing has lapsed, or is being granted at this very moment: the next renewal tells.
+    A missing one has lapsed, or is being granted at this moment: the next renewal shows which.
 
     Raises: DatabaseUnavailable.
     """
@@ -120,11 +120,11 @@ def renew(database: Database, holders: Sequence[UUID], *, lease_s: float) -> set
 
 
 def renew_of(connection: Connection, attempt_ids: Sequence[UUID], *, lease_s: float) -> None:
-    """Extends whatever these attempts hold or wait for, in the transaction that renews their own leases."""
+    """Extends all places that these attempts hold or wait for, in the transaction that renews their own leases."""
     connection.execute(_RENEW_OF, {"attempts": list(attempt_ids), "lease": lease_s})
 
 
-# A row that is still there has not been given away, even when its lease is over: it may live on.
+# A row that still exists was not granted to others, even if its lease is over: it may be renewed.
 _RENEWING = (
     "UPDATE semaphore_holders SET expires_at = clock_timestamp() + make_interval(secs => :lease)"
     " WHERE (limit_name, holder) IN (SELECT limit_name, holder FROM semaphore_holders WHERE {} FOR UPDATE SKIP LOCKED)"
@@ -134,7 +134,7 @@ _RENEW_OF = text(_RENEWING.format("attempt_id = ANY(CAST(:attempts AS uuid[]))")
 
 
 def sweep(database: Database) -> int:
-    """Takes away what lapsed, and what belongs to an attempt or an instance that has ended; how many rows went.
+    """Deletes rows that lapsed or belong to an ended attempt or instance; returns how many.
 
     Raises: DatabaseUnavailable.
     """

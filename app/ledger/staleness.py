@@ -1,4 +1,4 @@
-"""Holds groups of a training run back that would be handed out too many versions after they began."""
+"""Delays groups of a training run whose samples would be too many versions old when they are handed out."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from app.ledger.events import Fact
 
 @dataclass(frozen=True, slots=True)
 class PolicyBound:
-    """Limit on how far a training run may begin groups ahead of its trainer, which bounds the age of their samples.
+    """Bound on the groups that a training run begins ahead of its trainer, so that their samples do not get too old.
 
-    When its samples are handed out, a group is at most as many versions old as batches were trained meanwhile. So
+    A group's age in versions, when its samples are handed out, is at most the number of batches trained meanwhile. So
     `max_staleness` batches may be ahead of the next one: begun, and neither trained on nor set aside.
     """
 
@@ -30,7 +30,7 @@ class PolicyBound:
 
     @property
     def room(self) -> int:
-        """Tasks that may be admitted; those of begun groups go first."""
+        """Number of tasks that may be admitted; those of begun groups come first."""
         return self.begun_waiting + max(0, self.most - self.begun) * self.replicas
 
 
@@ -45,19 +45,19 @@ FROM tasks WHERE run_id = :run
 
 
 def policy_bound(connection: Connection, run_id: UUID, most: int) -> PolicyBound:
-    """Reads the state of a run from all of its tasks. most: groups that may be ahead."""
+    """Computes a run's bound from all of its tasks. most: groups that may be ahead."""
     return PolicyBound(most=most, **connection.execute(_POLICY, {"run": run_id}).one()._mapping)
 
 
 def batch_bound(own: int | None, asked: int | None) -> int | None:
-    """Returns the bound of one batch. own: the run's. Raises: SampleRefused: more is asked than the run allows."""
+    """Returns the bound of one batch. own: the run's. Raises: SampleRefused: `asked` exceeds the run's."""
     if own is not None and asked is not None and asked > own:
         raise SampleRefused(f"expected max_staleness of at most {own}, which is the run's, found {asked}")
     return own if asked is None else asked
 
 
 def refuse_going_back(connection: Connection, lease_id: UUID, version: str, number: int) -> None:
-    """Refuses to commit a version older than an earlier trained version of the lease's run. Raises: SampleRefused."""
+    """Refuses to commit a version older than the newest that the lease's run has committed. Raises: SampleRefused."""
     newest = sql(
         connection,
         "SELECT max(p.number) FROM experience_leases l JOIN experience_runs r ON r.run_id = l.run_id"
@@ -73,7 +73,7 @@ def refuse_going_back(connection: Connection, lease_id: UUID, version: str, numb
 
 
 def bound(connection: Connection, run_id: UUID, max_staleness: int) -> None:
-    """Sets a run's bound; a trainer that begins again may take older or newer samples than before.
+    """Sets a run's bound; a trainer that starts again may take older or newer samples than before.
 
     Raises: SampleRefused: it is negative.
     """
@@ -90,7 +90,7 @@ def bound(connection: Connection, run_id: UUID, max_staleness: int) -> None:
 
 
 def note_batch(connection: Connection, run_id: UUID, consumer: str, groups: int) -> None:
-    """Notes how many groups its trainer takes: those it asks for and those under lease (a step of several batches)."""
+    """Records how many groups the trainer takes: those requested and those under lease (a step of several batches)."""
     sql(
         connection,
         "UPDATE experience_runs SET consumer = :consumer, batch_groups = n.groups FROM (SELECT :groups + count(*)"
@@ -102,9 +102,9 @@ def note_batch(connection: Connection, run_id: UUID, consumer: str, groups: int)
 
 LIVE_SINCE = """SELECT count(*) FROM policy_versions p
     WHERE p.policy = e.policy AND p.number > g.oldest AND p.live_at IS NOT NULL"""
-"""Staleness of a group `g` of the experience run `e`; only where `g.oldest` is a number."""
+"""SQL for the staleness of a group `g` of the experience run `e`; only where `g.oldest` is a number."""
 
-# Without a number for each of its versions a group is older than all others, whose numbers begin at 0.
+# A group that lacks a number for one of its versions counts as older than all others, whose numbers begin at 0.
 _SET_ASIDE = text("""
 UPDATE experience_groups SET state = 'stale' WHERE run_id = :run AND state = 'ready' AND lease_id IS NULL
     AND NOT coalesce(oldest >= :least, :unversioned)
@@ -116,7 +116,7 @@ SELECT group_id FROM experience_groups WHERE run_id = :run AND state = 'ready' A
 
 
 def oldest_live(connection: Connection, policy: str, behind: int | None) -> int | None:
-    """Number of the version that is `behind` of those that went live before the newest; refused ones do not count.
+    """Returns the number of the live version `behind` versions before the newest; refused versions do not count.
 
     None: without a bound.
     """
@@ -134,8 +134,8 @@ def fresh_groups(
 ) -> Sequence[UUID]:
     """Returns the first complete groups, at most `most`; those that are too old are set aside as `stale`.
 
-    oldest: number of the oldest version that may have written in them; None: any on record, or, where scripts may
-    answer, which have no version, any at all.
+    oldest: number of the oldest version allowed in them; None: any on record or, with `scripted`, also none, as scripts
+    have no version.
     """
     values = {"run": run_id, "most": most, "least": oldest or 0, "unversioned": scripted and oldest is None}
     connection.execute(_SET_ASIDE, values)
@@ -143,7 +143,7 @@ def fresh_groups(
 
 
 def set_lost(database: Database, lease_id: UUID, key: str, why: str) -> None:
-    """Gives an open lease back, without the group of a file of samples that cannot be read: that one is `lost`."""
+    """Returns an open lease's groups, but marks the group of an unreadable file of samples as `lost`."""
     values = {"lease": lease_id, "key": key, "why": f"{key}: {why}"[:1000]}
     with database.begin() as connection:
         given = "UPDATE experience_leases SET state = 'lapsed' WHERE id = :lease AND state = 'open' RETURNING run_id"

@@ -1,4 +1,4 @@
-"""The results of `megaflow explain` as plain values."""
+"""Defines the results of `megaflow explain` as plain values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from app.ledger.waiting import QueueKey
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Seconds that something took."""
+    """Seconds spent in a phase or waiting for a limit."""
 
     name: str
     seconds: float
 
 
 class LimitSpan(NamedTuple):
-    """A time in which a limit kept a task waiting."""
+    """Interval in which a limit kept a task waiting."""
 
     limit: str
     begin: datetime
@@ -29,9 +29,9 @@ class LimitSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PhaseStep:
-    """A phase of an attempt, with the seconds that it waited for each limit. `end` is None while it lasts.
+    """Phase of an attempt, with the seconds that it waited for each limit. `end` is None while it lasts.
 
-    limits: of the queue, when it waited for which.
+    limits: in the queue phase, the intervals of each limit.
     """
 
     phase: str
@@ -44,7 +44,7 @@ class PhaseStep:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStory:
-    """An attempt. `instance` is a text for people; `failure` is the reason for the next attempt."""
+    """An attempt. `instance`: for display; `failure`: why another attempt had to follow."""
 
     number: int
     state: str
@@ -66,7 +66,7 @@ class OtherUser:
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """Position of a task in its queue (1 is next), and the other users of the same mode and class."""
+    """Position of a task in its queue, 1 is next; `beside`: other users with tasks in the same mode and class."""
 
     position: int
     length: int
@@ -75,7 +75,7 @@ class QueuePosition:
 
 @dataclass(frozen=True, slots=True)
 class CurrentState:
-    """Activity of a task that has not ended, or the reason for its wait."""
+    """Current activity of a task that has not ended, or what it waits for."""
 
     doing: str  # one sentence
     since: datetime
@@ -85,13 +85,13 @@ class CurrentState:
 
 @dataclass(frozen=True, slots=True)
 class TaskStory:
-    """Complete account of a task's time."""
+    """Everything known about a task's time."""
 
     task_id: UUID
     run_id: UUID
     name: str
     user_name: str
-    mode: str  # as asked for
+    mode: str  # as requested
     resource_class: str
     state: str
     end_reason: str | None
@@ -100,13 +100,13 @@ class TaskStory:
     seconds: float
     tries: tuple[AttemptStory, ...]
     now: CurrentState | None
-    phases: tuple[Share, ...]  # over all attempts, in the order of the way
+    phases: tuple[Share, ...]  # over all attempts, in the order of phases
     waits: tuple[Share, ...]  # by limit, longest first
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Spread of one phase's duration over the attempts of a run."""
+    """Durations of one phase over the attempts of a run."""
 
     phase: str
     count: int
@@ -118,7 +118,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class SlowTask:
-    """A task among the slowest, measured from its acceptance."""
+    """A task among those that took longest from their acceptance."""
 
     task_id: UUID
     name: str
@@ -129,7 +129,7 @@ class SlowTask:
 
 @dataclass(frozen=True, slots=True)
 class QueueNow:
-    """A queue of a run's waiting tasks, and its limiting factors."""
+    """A queue of a run's waiting tasks, and the limits that keep it waiting."""
 
     line: QueueKey
     waiting: int
@@ -138,7 +138,7 @@ class QueueNow:
 
 @dataclass(frozen=True, slots=True)
 class RunStory:
-    """Time use of a run, and the reason for the wait of its remaining tasks."""
+    """Time spent by a run, and the limits of its waiting tasks."""
 
     run_id: UUID
     name: str
@@ -151,5 +151,5 @@ class RunStory:
     slowest: tuple[SlowTask, ...]
     retries: tuple[tuple[str, int], ...]  # end reason of attempts that were followed by another or by a failure
     now: tuple[QueueNow, ...]
-    hint: str  # what else must be known, e.g. that nobody dispatches
-    comes_after: str = ""  # what all of its tasks wait for, when those are tasks
+    hint: str  # another important fact, e.g. that no dispatcher runs
+    comes_after: str = ""  # tasks that all of its tasks wait for

@@ -1,27 +1,27 @@
-"""Reads events from a position on: at least once, in order for every task, none missed.
+"""Reads events after a position: at least once, in order for every task, none missed.
 
-Why not by id. An id is given when a fact is written and seen when its transaction commits; a reader that has passed id
-9 never sees an 8 that commits later. Why not by the oldest open transaction either (deliver every transaction below it,
-then the next stretch): a transaction may have its number long before it takes a task's row. With b = 100, another
-101 that stays open and a = 102: a writes and commits, then b takes the same row, writes and commits. Below 101 there is
-b alone; a, the earlier fact, would come after it.
+A position is no id: an id is assigned when a fact is written and visible when its transaction commits; a reader past
+id 9 never sees an 8 that commits later. Nor is it the oldest open transaction (deliver all transactions below it, then
+the next range): a transaction may have its number long before it locks a task's row. With b = 100, another
+101 that stays open and a = 102: a writes and commits, then b locks the same row, writes and commits. Below 101 there is
+only b; a, the earlier fact, would be delivered after it.
 
-So a position is a snapshot: which transactions had been decided. What is delivered between two snapshots is exactly
-what committed between them, ordered by id.
+So a position is a snapshot: the set of transactions decided by then. Between two snapshots, exactly the facts that
+committed between them are delivered, ordered by id.
 
-- Nothing is lost and nothing comes twice: a committed fact is on one side of every snapshot, and the intervals
-  between successive snapshots leave no gap and no overlap. One that rolled back is in none.
+- No fact is lost or delivered twice: a committed fact is on one side of every snapshot, and the intervals
+  between successive snapshots leave no gap and no overlap. A fact that was rolled back is in no interval.
 - Order within a task: the writer of a fact of a task holds the task's row lock until the commit. So of two facts in
   different transactions the earlier one's transaction had ended before the later fact got its id: its id is lower, and
   every snapshot that has the later one has the earlier one. Hence both are in one interval, in order, or the earlier
   one is in an earlier interval.
-- Nothing waits for a transaction that stays open: its facts come when it commits.
+- No reader waits for a transaction that stays open: its facts are delivered when it commits.
 
 A snapshot here ends at the newest transaction of which a fact is visible, not at the newest of the server. The set of
-facts is the same, the position of an idle system stands still, and every number in it belongs to a durable commit: a
-crash of PostgreSQL may hand out numbers again that never reached the disk, and none of those was passed over. (This
-wants `synchronous_commit`, the default. A database restored from a dump starts its numbers anew: set `events.txid`
-to 0 there, which reads as old.)
+facts is the same, the position of an idle system does not change, and every number in it belongs to a durable commit: a
+crash of PostgreSQL may reuse numbers that never reached the disk, and none of those is in a position. (This
+requires `synchronous_commit`, the default. A database restored from a dump restarts its numbers: set `events.txid`
+to 0 there, so that its facts count as old.)
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from app.ledger.events import OUTCOME, WORK, EventRecord
 START = "0"
 """The position before the first fact."""
 PAGE = 1000
-"""Facts read at once, when the caller does not say."""
+"""Number of facts read at once by default."""
 
 _SNAPSHOT = r"\d{1,18}(?:\.\d{1,18})*"  # fits into a bigint
 _POSITION = re.compile(rf"({_SNAPSHOT})(?:-({_SNAPSHOT})-(\d{{1,18}}))?")
 _KIND = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_]*")
 _TICK_S = 0.5
-"""A follower looks this often when nothing wakes it: not every fact is worth a NOTIFY."""
+"""Seconds between reads of a follower that no NOTIFY wakes: not every fact sends one."""
 _BREATH_S = 0.02
-"""Between two looks, however often it is woken."""
+"""Least seconds between two reads, however often the follower is woken."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionSnapshot:
-    """Transactions decided at one moment: those below `end`, without `running`. Written `END.RUNNING.RUNNING…`."""
+    """Transactions decided at one moment: those below `end` without `running`. Written `END.RUNNING.RUNNING…`."""
 
     end: int
     running: tuple[int, ...] = ()
@@ -72,7 +72,7 @@ class TransactionSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Everything up to `since` is delivered; of the interval from there to `until`, what has an id up to `last_id`.
+    """Position in the stream: facts up to `since` are delivered; from there to `until`, those with ids up to `last_id`.
 
     Written `SINCE`, or `SINCE-UNTIL-ID` within an interval.
     """
@@ -100,18 +100,18 @@ class Position:
 
 
 class StreamedEvent(NamedTuple):
-    """A fact and the position right after it: resuming there goes on with the next one."""
+    """A fact and the position directly after it, from which a reader can resume."""
 
     position: str
     event: EventRecord
 
     def body(self) -> dict[str, Any]:
-        """Converts the event to JSON for consumers: position, id, at (ISO 8601), kind, the ids that it has, data."""
+        """Returns the event as JSON for consumers: position, id, at (ISO 8601), kind, the ids that it has, data."""
         return {"position": self.position} | {name: _plain(value) for name, value in self.event._asdict().items()}
 
 
 class Page(NamedTuple):
-    """Facts in order, and the position after them. Fewer than the limit: that is all for now."""
+    """Facts in order, and the position after them. Fewer facts than the limit: no more exist now."""
 
     events: list[StreamedEvent]
     position: str
@@ -119,7 +119,7 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Selection of events: all, unless narrowed. `kinds`: whole kinds, or prefixes that end in a dot (`attempt.`)."""
+    """Filter of facts: all by default. `kinds`: full kinds, or prefixes that end in a dot (`attempt.`)."""
 
     kinds: Sequence[str] = ()
     run_id: UUID | None = None
@@ -140,20 +140,20 @@ def check_kinds(kinds: Sequence[str]) -> None:
 
 
 def now(database: Database, since: TransactionSnapshot | None = None) -> str:
-    """Returns the position after all committed events. Raises: DatabaseUnavailable; SpecInvalid: bad `since`."""
+    """Returns the position after all committed facts. Raises: DatabaseUnavailable; SpecInvalid: `since` is not past."""
     with database.begin() as connection:
         return str(_look(connection, since or TransactionSnapshot(0)))
 
 
 def place(database: Database, where: str) -> str:
-    """Parses a position written by a user: `start`, `now`, or one from the stream. Raises: SpecInvalid."""
+    """Returns the position that a user wrote: `start`, `now`, or one from the stream. Raises: SpecInvalid."""
     at = Position.parse(START if where in ("start", "now") else where)
     newest = now(database, at.until or at.since)
     return newest if where == "now" else str(at)
 
 
 def read(database: Database, position: str, limit: int = PAGE, wanted: EventFilter = EVERYTHING) -> Page:
-    """Reads the next events after a position. The same position and limit give the same events again, or more.
+    """Returns the next facts after a position. The same position and limit return the same facts again, or more.
 
     Raises: SpecInvalid: not a position, or one of another database; DatabaseUnavailable.
     """
@@ -184,11 +184,11 @@ def follow(
     limit: int = PAGE,
     outage: Callable[[DatabaseUnavailable], object] | None = None,
 ) -> Iterator[StreamedEvent]:
-    """Facts as they are committed, until `stop` is set: within moments where a NOTIFY tells, within 0.5 s else.
+    """Yields facts as they are committed, until `stop` is set: at once where a NOTIFY is sent, else within 0.5 s.
 
-    An outage of PostgreSQL is waited out: `outage` hears of it once, and nothing is missed.
+    An outage of PostgreSQL is waited out: `outage` is called once, and no fact is missed.
 
-    Raises: SpecInvalid; DatabaseUnavailable: at the first look.
+    Raises: SpecInvalid; DatabaseUnavailable: at the first read.
     """
     listener = Listener(database, WORK, OUTCOME)
     page, well = read(database, position, limit, wanted), True
@@ -209,7 +209,7 @@ def follow(
 
 
 def wait_for_news(listener: Listener, stop: threading.Event) -> None:
-    """Waits until something may have happened; a burst of nudges counts once. Raises: DatabaseUnavailable."""
+    """Waits until facts may have been added; a burst of notifications counts as one. Raises: DatabaseUnavailable."""
     if listener.wait(_TICK_S):
         stop.wait(_BREATH_S)
         while listener.wait(0.0) and not stop.is_set():
@@ -220,11 +220,11 @@ _LOOK = text(
     "SELECT pg_current_snapshot()::text, (SELECT max(txid) FROM events WHERE txid <"
     " (pg_snapshot_xmax(pg_current_snapshot())::text)::bigint)"
 )
-"""Query in one statement, which has one snapshot: that snapshot includes the newest event."""
+"""Snapshot and newest fact, in one statement, so that the snapshot includes that fact."""
 
 
 def _look(connection: Connection, since: TransactionSnapshot) -> TransactionSnapshot:
-    """Reads the snapshot of decided transactions. Raises: SpecInvalid: `since` is not in this database's past."""
+    """Returns the current snapshot. Raises: SpecInvalid: `since` is not of this database's past."""
     written, newest = connection.execute(_LOOK).one()
     _, server_end, running = str(written).split(":")
     if since.end > int(server_end):
@@ -238,7 +238,7 @@ def _look(connection: Connection, since: TransactionSnapshot) -> TransactionSnap
 
 
 def _open(connection: Connection, since: TransactionSnapshot) -> Position | None:
-    """Returns the interval from `since` to this moment; None while nothing has been decided in between."""
+    """Returns the interval from `since` to now; None if nothing has been decided in between."""
     until = _look(connection, since)
     return None if until == since else Position(since, until)
 
@@ -250,8 +250,8 @@ _INTERVAL = (
 )
 _BY_TRANSACTION = f"{_INTERVAL} AND id > :last_id"
 _BY_ID = f"id > :last_id AND CASE WHEN {_INTERVAL} THEN true ELSE false END"
-"""Same condition as `_BY_TRANSACTION`. The planner estimates the CASE at half of the rows, so it reads the ids in order
-until the page is full, instead of sorting all remaining rows for every page."""
+"""SQL condition like the one above. The planner cannot see into the CASE and assumes that half of the rows match, so it
+walks the ids in order until the page is full, instead of sorting all remaining rows for every page."""
 
 
 def _fetch(connection: Connection, interval: Position, limit: int, wanted: EventFilter) -> list[EventRecord]:
@@ -264,8 +264,8 @@ def _fetch(connection: Connection, interval: Position, limit: int, wanted: Event
         "last_id": interval.last_id,
         "limit": limit,
     }
-    # A new interval is a few transactions among millions, anywhere in the ids: found by transaction, then sorted. The
-    # beginning, and what is left of a large one, is walked by id. A task has few facts, found by its own index.
+    # A new interval is a few transactions among millions, with any ids: search by transaction, then sort. The
+    # first interval, and the rest of a large one, is read by id. A task's facts are few and have an index.
     fresh = interval.last_id == 0 and interval.since.end > 0 and wanted.task_id is None
     chosen = f"SELECT {_COLUMNS} FROM events WHERE {_BY_TRANSACTION if fresh else _BY_ID}{_narrowed(wanted, values)}"  # noqa: S608
     if fresh or wanted.task_id is not None:

@@ -18,17 +18,17 @@ _ROUND_S = 0.02
 
 
 def cancel(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
-    """Ask for an end, of what waits for these, too. What is not running ends at once; returns the attempts that run and
-    must be told."""
-    to_notify: list[UUID] = []
+    """Requests the end of tasks and of those that wait for them. Tasks that do not run end at once; returns the running
+    attempts, whose workers must be notified."""
+    notify: list[UUID] = []
     left = list(task_ids)
     for _ in range(_ROUNDS):
         running, left = _cancel(database, left)
-        to_notify += running
+        notify += running
         if not left:
             break
-        time.sleep(_ROUND_S)  # those are being claimed in this moment
-    return to_notify
+        time.sleep(_ROUND_S)  # these are being claimed at this moment
+    return notify
 
 
 def _cancel(database: Database, task_ids: Sequence[UUID]) -> tuple[list[UUID], list[UUID]]:
@@ -41,11 +41,10 @@ def _cancel(database: Database, task_ids: Sequence[UUID]) -> tuple[list[UUID], l
 
 
 def end(connection: Connection, task_ids: Sequence[UUID], reason: EndReason) -> tuple[list[UUID], list[UUID]]:
-    """Cancels tasks in one round; returns the running attempts to notify, and the tasks being claimed right now.
+    """Ends tasks in one round; returns the running attempts to notify, and the tasks that are being claimed right now.
 
-    The first reason that a task is given stays. The tasks are locked first, so that none of them is admitted meanwhile.
-    A claim takes its attempt and then its task: an attempt that is locked is being claimed, and is not waited for, so
-    that there is no deadlock.
+    The first reason of a task stays. The tasks are locked first, so that none is admitted meanwhile. A claim locks its
+    attempt and then its task: a locked attempt is being claimed and is skipped, so that there is no deadlock.
     """
     values = {"ids": list(task_ids), "reason": reason.value}
     connection.execute(_LOCK, values)
@@ -56,12 +55,12 @@ def end(connection: Connection, task_ids: Sequence[UUID], reason: EndReason) -> 
     events.tell_outcome(connection, [row.id for row in rows if row.state == "cancelled"])
     events.wake_dispatcher(connection)
     running = [row.id for row in rows if row.state == "running"]
-    attempt_rows = sql(
+    attempt_ids = sql(
         connection,
         "SELECT id FROM attempts WHERE task_id = ANY(:ids) AND state IN ('running', 'grading')",
         {"ids": running},
     )
-    return list(attempt_rows.scalars()), [row.id for row in rows if row.state == "admitted"]
+    return list(attempt_ids.scalars()), [row.id for row in rows if row.state == "admitted"]
 
 
 _LOCK = text("SELECT 1 FROM tasks WHERE id = ANY(:ids) ORDER BY id FOR UPDATE")
@@ -90,13 +89,13 @@ FROM asked WHERE t.id = asked.id RETURNING t.id, t.run_id, t.state
 
 
 def settle_cancelled(database: Database) -> list[UUID]:
-    """Ends tasks whose cancellation was requested while they were being claimed, and that were not claimed after all;
-    and those that were to stop by a deadline, or while they were queued for grading."""
+    """Ends tasks whose cancellation was requested during a claim that did not succeed; and those that were to stop by a
+    deadline, or while they were queued for grading."""
     task_ids = list(database.sql(_UNSETTLED).scalars())
     return cancel(database, task_ids) if task_ids else []
 
 
-# As an array, because a join reads all tasks when the planner takes unclaimed attempts for many.
+# An array, because a join reads all tasks when the planner overestimates the unclaimed attempts.
 _UNSETTLED = text(
     "SELECT id FROM tasks WHERE id = ANY(ARRAY(SELECT task_id FROM attempts WHERE state = 'dispatched'))"
     " AND state = 'admitted' AND cancel_requested_at IS NOT NULL UNION ALL"
@@ -106,14 +105,14 @@ _UNSETTLED = text(
 
 
 def retry(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
-    """Puts tasks that failed or were cancelled back in line with a full set of retries; returns those moved.
+    """Puts failed or cancelled tasks back in line with a full set of retries; returns those moved.
 
-    What was superseded stays: its group is complete. What was cancelled because it comes after one of these is moved,
-    too; what comes after another task that did not succeed stays.
+    Superseded tasks stay: their group is complete. Tasks cancelled because they depend on one of these are moved, too;
+    those that also depend on another unsuccessful task stay.
     """
     with database.begin() as connection:
         if graphs.concerned(connection, task_ids):
-            admission.in_turn(connection)  # else what it waits for may be seen to before it waits
+            admission.in_turn(connection)  # else a task's dependency may be settled before the task waits
             task_ids = graphs.to_retry(connection, task_ids)
         connection.execute(_REOPEN_GROUPS, {"ids": list(task_ids)})  # a group is locked before its tasks
         rows = connection.execute(_REOPEN, {"ids": list(task_ids)}).all()

@@ -27,14 +27,14 @@ PHASES: Mapping[Phase, str] = {
     Phase.STORED: "storing",
     Phase.TORN_DOWN: "teardown",
 }
-"""Activities of an attempt before each phase that follows the admission, in order."""
+"""Phases after the admission, in order, by the mark that ends each."""
 
 _ORDER = tuple(PHASES)
 _IN_PLACE = tuple(phase for phase in PHASES if phase not in (Phase.GRADING_QUEUED, Phase.GRADING_STARTED))
-"""Without those of an attempt that is graded apart."""
+"""Phases without those of an attempt that another instance grades."""
 
 NAMES = (LINE, *PHASES.values())
-"""Every phase, in order."""
+"""Names of all phases, in order."""
 
 _WAITED_IN: Mapping[str, str] = {
     "environment_starts": "environment",
@@ -42,17 +42,17 @@ _WAITED_IN: Mapping[str, str] = {
     "image_builds": "image",
     "model": "agent",
 }
-"""Phase in which a task waits for a limit, by prefix of the limit's name."""
+"""Phase in which an attempt waits for a limit, by the prefix of the limit's name."""
 
 
 def phase_of_limit(limit: str) -> str | None:
-    """Returns the phase in which an attempt waits for this limit, where that is known."""
+    """Returns the phase in which an attempt waits for this limit; None: unknown."""
     return next((phase for prefix, phase in _WAITED_IN.items() if limit.startswith(prefix)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A phase of an attempt. `end` is None while it lasts; `seconds` are those so far."""
+    """Phase of an attempt. `end` is None while it lasts; `seconds`: its duration so far."""
 
     phase: str
     begin: datetime
@@ -65,7 +65,7 @@ def spans(
 ) -> list[Span]:
     """Returns the phases from the admission on.
 
-    The last phase that a failed attempt reached lies before the one in which it failed: that one ends with the attempt.
+    A failed attempt failed in the phase after the last one that it reached; that phase ends with the attempt.
     """
     phases: list[Span] = []
     order = _ORDER if Phase.GRADING_QUEUED in reached else _IN_PLACE
@@ -96,18 +96,18 @@ def _between(begin: datetime, end: datetime) -> float:
 
 
 class WaitingWindow(NamedTuple):
-    """A time in which a task waited for its admission. `end` is None while it does."""
+    """Interval in which a task waited for its admission. `end` is None while it waits."""
 
     begin: datetime
     end: datetime | None
-    attempt: int  # the one that it was for
+    attempt: int  # number of the attempt that it waited for
 
     def seconds(self, now: datetime) -> float:
         return _between(self.begin, self.end or now)
 
 
 class AttemptTimes(NamedTuple):
-    """Admission time and end time of an attempt."""
+    """Times of an attempt's admission and end."""
 
     admitted_at: datetime
     finished_at: datetime | None
@@ -119,34 +119,34 @@ def windows(
     attempts: Sequence[AttemptTimes],
     reopened: Iterable[datetime] = (),
 ) -> list[WaitingWindow]:
-    """Returns the times in which a task waited: before its first attempt, between two, and now.
+    """Returns the intervals in which a task waited: before its first attempt, between two, and now.
 
-    attempts: in the order of their numbers. reopened: when `megaflow retry` put the task back in line; what lies
-    between an end and that was no waiting.
+    attempts: in the order of their numbers. reopened: when `megaflow retry` put the task back in line; the time from an
+    end until then is no waiting.
     """
-    waiting: list[WaitingWindow] = []
+    waits: list[WaitingWindow] = []
     begin: datetime | None = accepted_at
     moments = sorted(reopened)
     for number, attempt in enumerate(attempts, start=1):
         if begin is not None:
             again = [at for at in moments if begin < at <= attempt.admitted_at]
-            waiting.append(WaitingWindow(again[-1] if again else begin, attempt.admitted_at, number))
+            waits.append(WaitingWindow(again[-1] if again else begin, attempt.admitted_at, number))
         begin = attempt.finished_at
     if begin is None:
-        return waiting
+        return waits
     if ended_at is None:
         again = [at for at in moments if at > begin]
-        waiting.append(WaitingWindow(again[-1] if again else begin, None, len(attempts) + 1))
-    elif ended_at > begin and not attempts:  # it ended in line
-        waiting.append(WaitingWindow(begin, ended_at, 1))
-    return waiting
+        waits.append(WaitingWindow(again[-1] if again else begin, None, len(attempts) + 1))
+    elif ended_at > begin and not attempts:  # it ended without an attempt
+        waits.append(WaitingWindow(begin, ended_at, 1))
+    return waits
 
 
 class LimitIntervals:
-    """Times when one limit was binding; quickly computes their share of a window, for many windows."""
+    """Intervals in which one limit was binding; computes their share of a window quickly, for many windows."""
 
     def __init__(self, intervals: Iterable[tuple[datetime, datetime]]) -> None:
-        """Intervals may touch and overlap; they count once."""
+        """Merges intervals that touch or overlap, so that they count once."""
         self._begins: list[float] = []
         self._ends: list[float] = []
         for begin, end in sorted((begin.timestamp(), end.timestamp()) for begin, end in intervals):
@@ -167,7 +167,7 @@ class LimitIntervals:
                 yield datetime.fromtimestamp(since, UTC), datetime.fromtimestamp(until, UTC)
 
     def within(self, begin: datetime, end: datetime) -> float:
-        """Seconds of `begin` to `end` in which the limit was binding."""
+        """Returns the seconds of `begin` to `end` in which the limit was binding."""
         return max(0.0, self._until(end.timestamp()) - self._until(begin.timestamp()))
 
     def _until(self, at: float) -> float:

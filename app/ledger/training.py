@@ -1,4 +1,4 @@
-"""Reads a training loop's state from the ledger: a step's run, its progress, and its result."""
+"""Reads for a training loop the run of each step, its state and its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.ledger.database import Database
 
 
 class LoopLock:
-    """Lets one process at a time run the loop of a name, by a lock that PostgreSQL frees when the process is gone."""
+    """Lets only one process run the loop of a name, by a lock that PostgreSQL frees when the process exits."""
 
     def __init__(self, database: Database, name: str) -> None:
         self._database = database
@@ -22,7 +22,7 @@ class LoopLock:
         self._connection: psycopg.Connection | None = None
 
     def hold(self) -> None:
-        """Takes the lock, or see that it is held still; a lost connection is replaced.
+        """Takes the lock, or checks that it is still held; a lost connection is replaced.
 
         Raises: LimitInvalid: another process has it; DatabaseUnavailable.
         """
@@ -60,14 +60,14 @@ def run_of(database: Database, user_name: str, idempotency_key: str) -> UUID | N
 
 
 def version_state(database: Database, policy: str, version: str) -> str | None:
-    """`published`, `live` or `refused`; None: the version is not on record."""
+    """Returns `published`, `live` or `refused`; None: the version is not on record."""
     statement = "SELECT state FROM policy_versions WHERE policy = :policy AND version = :version"
     state: str | None = database.sql(statement, {"policy": policy, "version": version}).scalar()
     return state
 
 
 def reached(database: Database, policy: str, version: str) -> str | None:
-    """Returns the state as `version_state`, but `live` if a newer version is live: this one can never be live then."""
+    """Returns the state as `version_state`, or `live` if a newer version is live: this one can never go live then."""
     statement = (
         "SELECT CASE WHEN EXISTS (SELECT FROM policy_versions n WHERE n.policy = p.policy AND n.number >= p.number"
         " AND n.state = 'live') THEN 'live' ELSE state END FROM policy_versions p"
@@ -88,7 +88,7 @@ def committed_version(database: Database, run_id: UUID) -> str | None:
 
 
 def groups_going(database: Database, run_id: UUID) -> int:
-    """Groups that are not complete and may still be: a task has not ended, or its end is not on record as samples."""
+    """Counts incomplete groups that may be completed: a task has not ended, or its samples are not on record yet."""
     statement = """
         SELECT count(DISTINCT t.group_id) FROM tasks t LEFT JOIN experience_groups g ON g.group_id = t.group_id
         WHERE t.run_id = :run AND coalesce(g.state, 'open') = 'open' AND (t.finished_at IS NULL OR (t.attempts > 0
@@ -98,14 +98,14 @@ def groups_going(database: Database, run_id: UUID) -> int:
 
 
 def groups_left(database: Database, run_id: UUID) -> int:
-    """Groups that may still be trained on, with those under lease."""
-    going = groups_going(database, run_id)  # first: one that is complete meanwhile counts twice, not never
-    groups = experience.counts(database, run_id)
-    return going + groups.ready + groups.leased
+    """Counts groups that may still be trained on, including leased ones."""
+    going = groups_going(database, run_id)  # first: a group completed meanwhile counts twice rather than not at all
+    counts = experience.counts(database, run_id)
+    return going + counts.ready + counts.leased
 
 
 def settled_runs(database: Database) -> list[UUID]:
-    """Runs whose tasks have all ended and are on record; one has more to record when its tasks are tried again."""
+    """Returns runs whose tasks have all ended and are on record; a retry of its tasks adds more records."""
     statement = (
         "SELECT e.run_id FROM experience_runs e WHERE NOT EXISTS (SELECT FROM tasks t LEFT JOIN attempts a"
         " ON a.task_id = t.id AND a.number = t.attempts WHERE t.run_id = e.run_id"
@@ -116,7 +116,7 @@ def settled_runs(database: Database) -> list[UUID]:
 
 
 def why_nothing(database: Database, run_id: UUID) -> str:
-    """Returns the most frequent reason why attempts of a run produced no committed sample."""
+    """Returns the most frequent reason why attempts of a run have no committed sample."""
     statement = """
         SELECT coalesce(nullif(x.reason, ''), g.state, t.end_reason, t.state) AS reason, count(*) AS n FROM tasks t
         LEFT JOIN experience_groups g ON g.group_id = t.group_id LEFT JOIN experience_attempts x ON x.task_id = t.id
@@ -127,7 +127,7 @@ def why_nothing(database: Database, run_id: UUID) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredSample:
-    """The file of one attempt's samples, and whose they are."""
+    """File of one attempt's samples, with its group, agent and replica."""
 
     group_id: UUID
     key: str
@@ -145,20 +145,20 @@ def stored_samples(database: Database, run_id: UUID) -> list[StoredSample]:
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Figures of a step's run. `used`: attempts whose samples are committed or leased, of all `attempts`."""
+    """Results of a step's run. `used`: attempts whose samples are committed or leased, of all `attempts`."""
 
     scored: int
     reward: float | None  # mean over the scored tasks
-    solved: float | None  # share of them
+    solved: float | None  # share of the scored tasks
     attempts: int
     used: int
-    tokens: int  # of the policy's own, in what is used
+    tokens: int  # of the policy itself, in the used attempts
     seconds: float  # from the run's acceptance to its last complete group
-    staleness: int | None  # versions from a group's oldest to the live one when it was handed out; the greatest
+    staleness: int | None  # most versions from a group's oldest to the live one when it was handed out
 
     @property
     def waste(self) -> float:
-        """Returns the share of attempts that nothing is trained on."""
+        """Share of attempts that are not trained on."""
         return 1 - self.used / self.attempts if self.attempts else 0.0
 
 
@@ -187,5 +187,5 @@ FROM used
 
 
 def figures(database: Database, run_id: UUID, *, so_far: bool = False) -> StepFigures:
-    """Returns the figures of a step's run. so_far: it still runs; counts complete groups as used, omits open groups."""
+    """Reads the figures of a step's run. so_far: it still runs; complete groups count as used, open ones do not."""
     return StepFigures(**database.sql(_FIGURES, {"run": run_id, "so_far": so_far}).one()._mapping)

@@ -1,6 +1,6 @@
 """Lists the environments that the queue will need, soonest first, for prefetching and eviction.
 
-A forecast and not a promise: the dispatcher's order between lines, without its limits on slots and quotas.
+The list is a forecast: the dispatcher's order between queues, without its limits on slots and quotas.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from app.ledger.waiting import QueueKey, WaitingTask
 from app.models.spec import EnvironmentSpec
 
 MOST = 2000
-"""Tasks that are looked at: those further back may yet change their order."""
+"""Number of tasks that are read: the order of those further back may still change."""
 _LEAST = 16
-"""Heads of each queue, unless there are more queues than tasks to look at."""
+"""Tasks read of each queue, unless there are more queues than tasks to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """An environment that tasks need. `position` 0: an attempt has it or is about to; 1: the next in its queue."""
+    """An environment that tasks need. `position` 0: an attempt has it or will soon; 1: next in the queue's order."""
 
     environment: EnvironmentSpec
     position: int
-    tasks: int  # that were looked at and need it
+    tasks: int  # of the read tasks, those that need it
     user_name: str  # whose task needs it first
 
 
 @dataclass(frozen=True, slots=True)
 class _QueuedSpec:
-    """A task's place in the order."""
+    """Position of a task in the forecast."""
 
     spec_digest: str
     user_name: str
@@ -45,9 +45,9 @@ class _QueuedSpec:
 
 
 class Upcoming:
-    """Reads the queue. Threads may share it.
+    """Reads the environments of waiting and running tasks. Threads may share it.
 
-    fair: whether users take turns by what they hold; else first come first served.
+    fair: users take turns by their use (fair share); else first come first served.
     """
 
     def __init__(self, database: Database, *, fair: bool = True) -> None:
@@ -56,19 +56,19 @@ class Upcoming:
         self._environments = EnvironmentCache()
 
     def needs(self, most: int = MOST) -> list[Need]:
-        """Each image's environment once, each project's of several containers too, soonest first; none without images.
+        """Returns each environment with an image or a compose project once, soonest first; none without images.
 
         Raises: DatabaseUnavailable.
         """
-        unique: dict[tuple[str | None, ...], Need] = {}
+        needs_by_image: dict[tuple[str | None, ...], Need] = {}
         for turn, environment in self._turns(most):
             image = _image(environment)
-            first = unique.get(image) or Need(environment, turn.position, 0, turn.user_name)
-            unique[image] = Need(first.environment, first.position, first.tasks + 1, first.user_name)
-        return list(unique.values())
+            first = needs_by_image.get(image) or Need(environment, turn.position, 0, turn.user_name)
+            needs_by_image[image] = Need(first.environment, first.position, first.tasks + 1, first.user_name)
+        return list(needs_by_image.values())
 
     def _turns(self, most: int) -> list[tuple[_QueuedSpec, EnvironmentSpec]]:
-        """Without those that need no image."""
+        """Returns the tasks in order with their environments, without tasks that need no image."""
         with self._database.begin() as connection:
             turns = [*_under_way(connection, most), *self._in_line(connection, most)]
             environments = self._environments.load(connection, {turn.spec_digest for turn in turns})
@@ -100,7 +100,7 @@ def in_order(
     *,
     fair: bool,
 ) -> Iterator[tuple[UUID, str]]:
-    """Tasks and their users as they would go if slots came one by one: priority, fair share, arrival.
+    """Yields tasks and their users in the order for slots that free up one by one: priority, fair share, arrival.
 
     held: live attempts of a user in a class.
     """
@@ -111,12 +111,12 @@ def in_order(
         share = shares[key.user_name, key.resource_class] / weights[key.user_name] if fair else 0.0
         return -candidate.priority, share, candidate.run_id
 
-    heap = [(rank(key, 0), key, 0) for key, queue in heads.items() if queue]
+    heap = [(rank(key, 0), key, 0) for key, tasks in heads.items() if tasks]
     heapq.heapify(heap)
     while heap:
         then, key, place = heapq.heappop(heap)
         now = rank(key, place)
-        if now > then:  # another queue of this user went meanwhile
+        if now > then:  # this user's share grew by another queue meanwhile
             heapq.heappush(heap, (now, key, place))
             continue
         yield heads[key][place].task_id, key.user_name
@@ -133,7 +133,7 @@ SELECT t.spec_digest, t.user_name FROM (
 
 
 def _under_way(connection: Connection, most: int) -> list[_QueuedSpec]:
-    """Returns the longest under way first."""
+    """Returns tasks with a live attempt, the longest running first."""
     return [_QueuedSpec(row.spec_digest, row.user_name, 0) for row in connection.execute(_UNDER_WAY, {"most": most})]
 
 

@@ -1,4 +1,4 @@
-"""Stores the web server's users: tokens, browser sessions, one-time links, and the audit trail of user actions."""
+"""Stores users of the web server: tokens, sessions of browsers, one-time links, and the log of user actions."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from app.ledger.database import Database, sql
 from app.models.service_tables import UserActionRow
 
 OWNER = "default"
-"""Default user of submissions without a user name: the owner of a single machine's stack."""
+"""User of submissions that name none: the owner of a single-machine installation."""
 LINK_S = 3600.0
-"""Lifetime of a one-time link, in seconds."""
+"""Seconds for which a one-time link is valid."""
 SESSION_S = 14 * 86400.0
-"""Lifetime of a browser session, in seconds."""
+"""Seconds for which a browser stays signed in."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _MOST_DAYS = 3660
 
 
 class Scope(StrEnum):
-    """Permissions of a token; each scope includes all scopes listed before it."""
+    """Permissions of a token; each includes those before it."""
 
     READ = "read"  # the user's own runs
-    SUBMIT = "submit"  # also start, stop and repeat them
-    ADMINISTER = "administer"  # runs of all users, limits, quotas, users
+    SUBMIT = "submit"  # also start, stop, repeat them
+    ADMINISTER = "administer"  # also everybody's runs, limits, quotas, users
 
 
 class TokenKind(StrEnum):
@@ -62,7 +62,7 @@ class UserToken:
 
 
 def scopes_up_to(highest: Scope | str) -> frozenset[Scope]:
-    """Returns a scope and all the scopes that it includes. Raises: OptionInvalid."""
+    """Returns a scope with those that it includes. Raises: OptionInvalid."""
     try:
         scope = Scope(highest)
     except ValueError:
@@ -80,15 +80,15 @@ def add_token(
     expires_s: float | None = None,
     label: str = "",
 ) -> tuple[str, UserToken]:
-    """Creates a token; its secret is returned only here.
+    """Creates a token; its secret is returned here and never again.
 
-    scope: the highest scope of the token. expires_s: seconds from now; None: it does not expire.
-    Raises: OptionInvalid: the name, scope or time is invalid; DatabaseUnavailable.
+    scope: the highest that it allows. expires_s: seconds from now; None: it does not lapse.
+    Raises: OptionInvalid: the name or the time is invalid; DatabaseUnavailable.
     """
     if not _NAME.fullmatch(user_name):
-        excerpt = user_name[:80]
+        shown = user_name[:80]
         raise OptionInvalid(
-            f"expected a user name of at most 64 letters, digits and . _ @ -, found {excerpt!r}; no token was made"
+            f"expected a user name of at most 64 letters, digits and . _ @ -, found {shown!r}; no token was made"
         )
     if expires_s is not None and not 0 < expires_s <= _MOST_DAYS * 86400:
         raise OptionInvalid(f"expected a time of more than 0 and at most {_MOST_DAYS} days, found {expires_s:g} s")
@@ -114,7 +114,7 @@ _VALID = "token_sha256 = :digest AND kind = ANY(:kinds) AND (expires_at IS NULL 
 
 
 def find_token(database: Database, secret: str, *kinds: TokenKind) -> UserToken | None:
-    """Finds the token with this secret and one of these kinds; None: it does not exist or has expired."""
+    """Returns the token of a secret, of one of these kinds; None: there is none, or it has lapsed."""
     values = {"digest": _digest(secret), "kinds": [kind.value for kind in kinds]}
     with database.begin() as connection:
         row = sql(connection, f"SELECT * FROM user_tokens WHERE {_VALID}", values).first()  # noqa: S608
@@ -130,7 +130,7 @@ def find_token(database: Database, secret: str, *kinds: TokenKind) -> UserToken 
 
 
 def lapsed(database: Database, tokens: Sequence[tuple[str, TokenKind]]) -> set[tuple[str, TokenKind]]:
-    """Returns the given tokens that are invalid or expired, in one query."""
+    """Returns those of these secrets that are no valid token now, in one query."""
     values = {"digests": [_digest(secret) for secret, _ in tokens], "kinds": [kind.value for _, kind in tokens]}
     numbers = database.sql(
         "SELECT g.number FROM unnest(CAST(:digests AS text[]), CAST(:kinds AS text[])) WITH ORDINALITY"
@@ -142,19 +142,19 @@ def lapsed(database: Database, tokens: Sequence[tuple[str, TokenKind]]) -> set[t
 
 
 def take_link(database: Database, secret: str) -> UserToken | None:
-    """Uses up a one-time link. None: it was already used, has expired, or does not exist."""
+    """Uses a one-time link up. None: it was used, has lapsed, or does not exist."""
     values = {"digest": _digest(secret), "kinds": [TokenKind.LINK.value]}
     row = database.sql(f"DELETE FROM user_tokens WHERE {_VALID} RETURNING *", values).first()  # noqa: S608
     return None if row is None else _token(row)
 
 
 def owner_link(database: Database) -> str:
-    """Returns the secret of a one-time link that signs the installation's owner in, as an administrator."""
+    """Creates a one-time link that signs the installation's owner in as an administrator; returns its secret."""
     return add_token(database, OWNER, Scope.ADMINISTER, kind=TokenKind.LINK, expires_s=LINK_S)[0]
 
 
 def all_tokens(database: Database) -> list[UserToken]:
-    """Returns all users' tokens without links and expired tokens, ordered by user, then by age."""
+    """Returns all valid tokens and sessions, without links; by user, then by age."""
     rows = database.sql(
         "SELECT * FROM user_tokens WHERE kind <> 'link'"
         " AND (expires_at IS NULL OR expires_at > clock_timestamp()) ORDER BY user_name, created_at"
@@ -163,7 +163,7 @@ def all_tokens(database: Database) -> list[UserToken]:
 
 
 def revoke(database: Database, user_name: str, token: str = "") -> int:
-    """Deletes a user's tokens and sessions, or the token whose id ends in `token` and its sessions; returns the count.
+    """Deletes a user's tokens and sessions, or the token whose id ends in `token` and its sessions; returns how many.
 
     Raises: UnknownName.
     """
@@ -198,7 +198,7 @@ def _token(row: Row[Any]) -> UserToken:
 
 @dataclass(frozen=True, slots=True)
 class UserAction:
-    """An action of a user through the web server, or of a machine's account through a command."""
+    """An action of a user through the web server, or of a machine's account by a command."""
 
     at: datetime
     user_name: str
@@ -211,13 +211,13 @@ class UserAction:
 def record_action(
     database: Database, user_name: str, action: str, subjects: Sequence[str], reason: str = "", **data: Any
 ) -> None:
-    """Records a user's action on each subject; at least one subject is required."""
+    """Records an action of a user on each of at least one subject."""
     values = {"user_name": user_name, "action": action, "reason": reason[:1000], "data": data}
     database.sql(insert(UserActionRow), [values | {"subject": one[:200]} for one in subjects])
 
 
 def others_paused(database: Database, run_id: UUID, user_name: str) -> bool:
-    """Whether another user has paused the run since it was last resumed, according to the audit trail."""
+    """Whether another user paused the run since it was last resumed, by the log of actions."""
     statement = (
         "SELECT 1 FROM user_actions a JOIN pauses p ON p.kind = 'run' AND p.name = a.subject AND a.at >= p.since"
         " WHERE a.subject = :run AND a.action = 'run.paused' AND a.user_name <> :user"
@@ -226,7 +226,7 @@ def others_paused(database: Database, run_id: UUID, user_name: str) -> bool:
 
 
 def actions(database: Database, *, subjects: Iterable[str] | None = None, limit: int = 200) -> Sequence[UserAction]:
-    """Returns recorded actions, the newest first, of all or of the given subjects."""
+    """Returns recorded actions, the newest first; all, or those on some subjects."""
     chosen = None if subjects is None else list(subjects)
     rows = database.sql(
         "SELECT at, user_name, action, subject, reason, data FROM user_actions"

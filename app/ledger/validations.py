@@ -1,4 +1,4 @@
-"""Reads and writes what is known of tasks on images: which may be counted on, and which are quarantined."""
+"""Reads and writes validations of tasks on images: the reliable tasks, and those in quarantine."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["ImageState", "TaskIdentity", "identities", "of_names", "quarantined"
 
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
-    """Identity of a task, the same in all runs."""
+    """Identity of a task across runs."""
 
     content: str
     dataset: str
     name: str
-    image: str  # for a person
+    image: str  # for display
 
 
 def record(database: Database, found: Iterable[Validation]) -> None:
-    """Writes the states of tasks on images; one that is known is changed. An image's row replaces the one without."""
+    """Stores the states of tasks on images, replacing earlier ones. A row with an image replaces the one without."""
     with database.begin() as connection:
         for one in found:
             _write(connection, one)
@@ -50,8 +50,8 @@ def _write(connection: Connection, one: Validation) -> None:
         )
     )
     if one.image_id:
-        key = {"content": one.content}
-        sql(connection, "DELETE FROM validations WHERE content = :content AND image_id = ''", key)
+        content = {"content": one.content}
+        sql(connection, "DELETE FROM validations WHERE content = :content AND image_id = ''", content)
 
 
 _OF_NAMES = """
@@ -61,12 +61,12 @@ WHERE task = ANY(:names) ORDER BY changed_at DESC, image_id
 
 
 def of_names(connection: Connection, names: Sequence[str]) -> list[Validation]:
-    """Returns all that is known of tasks of these names, the newest first."""
+    """Returns all validations of tasks of these names, the newest first."""
     return [_validation(row._asdict()) for row in sql(connection, _OF_NAMES, {"names": list(names)})]
 
 
 def quarantined(connection: Connection, names: Sequence[str]) -> dict[str, Validation]:
-    """Returns, by content, the tasks of these names whose newest validation put them in quarantine."""
+    """Returns the tasks of these names whose newest validation put them in quarantine, by their content."""
     newest: dict[str, Validation] = {}
     for one in of_names(connection, names):
         newest.setdefault(one.content, one)
@@ -79,7 +79,7 @@ def _validation(row: Mapping[str, Any]) -> Validation:
 
 
 def identities(database: Database, run_id: UUID) -> dict[UUID, TaskIdentity]:
-    """Returns the identities of a run's tasks, by task id."""
+    """Returns the identities of a run's tasks, by their id in the run."""
     with database.begin() as connection:
         return _identities(connection, run_id, None)
 
@@ -107,7 +107,7 @@ def _identity(task: Mapping[str, Any]) -> TaskIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ImageState:
-    """Validation result of a task on the image that an attempt ran on."""
+    """Result of a validation of a task on the image that an attempt ran on."""
 
     state: ValidationState
     flipped: tuple[str, ...]  # tests on which replicas of oracle, or of nop, disagreed
@@ -123,7 +123,7 @@ WHERE t.run_id = :run
 
 
 def states_of_run(database: Database, run_id: UUID) -> dict[UUID, ImageState]:
-    """Returns the states of a run's tasks that were validated on exactly their image; other tasks are absent."""
+    """Returns the state of each task of a run that was validated on the exact image that it ran on; no other tasks."""
     with database.begin() as connection:
         rows = sql(connection, _KNOWN, {"run": run_id}).all()
         if not rows:

@@ -1,4 +1,4 @@
-"""Reads what waits and what is free, for the dispatcher."""
+"""Reads waiting tasks and free capacity, for the dispatcher."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Key = tuple[Mode, str]
 
 
 class QueueKey(NamedTuple):
-    """A queue: the tasks of a user that requested this mode and class."""
+    """Key of a queue: the tasks of a user that request this mode and class."""
 
-    mode: Mode  # as asked for; may be AUTO
+    mode: Mode  # as requested; may be AUTO
     resource_class: str
     user_name: str
 
@@ -38,11 +38,11 @@ class WaitingTask:
     task_id: UUID
     priority: int
     run_id: UUID  # later runs have higher ids
-    again: bool = False  # it had its turn and lost it
+    again: bool = False  # it has had an attempt before
     model: str | None = None
 
 
-# A loose index scan: one probe per queue, however many tasks stand in it.
+# A loose index scan: one probe per queue, for any number of tasks in it.
 _LINES = text("""
 WITH RECURSIVE lines AS (
     (SELECT requested_mode, resource_class, user_name FROM tasks WHERE state = 'pending' AND in_line
@@ -58,7 +58,7 @@ SELECT * FROM lines
 
 
 def queues(connection: Connection) -> list[QueueKey]:
-    """Returns the queues in which anybody stands."""
+    """Returns the queues that have tasks."""
     return [QueueKey(Mode(row[0]), row[1], row[2]) for row in connection.execute(_LINES)]
 
 
@@ -82,9 +82,9 @@ def heads(
     full: Iterable[UUID] = (),
     full_models: Iterable[str] = (),
 ) -> dict[QueueKey, list[WaitingTask]]:
-    """Returns the first tasks of each queue: by priority, what lost its turn, run, started groups first, then arrival.
+    """Returns the first tasks of each queue, by priority, tasks with earlier attempts, run, started groups and arrival.
 
-    full: bounded runs whose tasks are passed over; full_models: models whose tasks are.
+    full: bounded runs whose tasks are skipped; full_models: models whose tasks are skipped.
     """
     if not wanted:
         return {}
@@ -96,19 +96,19 @@ def heads(
         "full": list(full),
         "full_models": list(full_models),
     }
-    by_queue: dict[QueueKey, list[WaitingTask]] = {queue: [] for queue, _ in wanted}
+    tasks: dict[QueueKey, list[WaitingTask]] = {queue: [] for queue, _ in wanted}
     for row in connection.execute(_HEADS, values):
-        by_queue[wanted[row.ord - 1][0]].append(WaitingTask(*row[1:]))
-    return by_queue
+        tasks[wanted[row.ord - 1][0]].append(WaitingTask(*row[1:]))
+    return tasks
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedRun:
-    """A run with a bound on its attempts at once or on its policy, and a queue in which its tasks stand."""
+    """A run with a bound on its attempts at once or on its policy, and a queue that holds its tasks."""
 
     run_id: UUID
     queue: QueueKey
-    live: int  # attempts, of all of its queues
+    live: int  # attempts, over all its queues
     max_running: int | None
     policy: PolicyBound | None = None
 
@@ -124,20 +124,20 @@ class BoundedRun:
 
 
 def run_limit(run_id: UUID) -> str:
-    """Returns the limit name for a run's maximum of attempts at once."""
+    """Returns the name of the limit for a run's bound on its attempts at once."""
     return f"{RUN_LIMIT}{run_id}"
 
 
 def policy_limit(run_id: UUID) -> str:
-    """Returns the limit name for the wait for a new version of a run's policy."""
+    """Returns the name of the limit for the wait for a new version of a run's policy."""
     return f"{run_limit(run_id)}:policy"
 
 
 RUN_LIMIT = "quota:run:"
 _NO_BOUND = 1_000_000
-"""Tasks: of a run whose trainer has not said yet how much it takes at a time."""
+"""Room, in tasks, of a run whose trainer has not reported its batch size yet."""
 
-# A loose index scan as in `_LINES`: one probe per bounded run that waits, however many of its tasks do.
+# A loose index scan as in `_LINES`: one probe per waiting bounded run, for any number of its tasks.
 _BOUNDED = text("""
 WITH RECURSIVE found AS (
     (SELECT run_id, requested_mode, resource_class, user_name FROM tasks WHERE bounded AND state = 'pending' AND in_line
@@ -156,7 +156,7 @@ FROM found f JOIN runs r ON r.id = f.run_id LEFT JOIN experience_runs e ON e.run
 
 
 def bounded_runs(connection: Connection) -> list[BoundedRun]:
-    """Returns the bounded runs whose tasks wait, for each of their queues."""
+    """Returns the bounded runs whose tasks wait, once for each of their queues."""
     rows = connection.execute(_BOUNDED).all()
     policies: dict[UUID, PolicyBound] = {}
     for row in rows:
@@ -181,7 +181,7 @@ FROM unnest(CAST(:modes AS text[]), CAST(:classes AS text[]), CAST(:users AS tex
 def backlogs(
     connection: Connection, keys: Sequence[QueueKey], most: int, bounded: Iterable[BoundedRun] = ()
 ) -> dict[QueueKey, int]:
-    """Tasks in each of these queues, counted up to `most`; of bounded runs, as many as they have room for."""
+    """Counts the tasks of each of these queues, up to `most`; of bounded runs, as many as they have room for."""
     if not keys:
         return {}
     values = {
@@ -198,7 +198,7 @@ def backlogs(
 
 
 def _count_of_run(connection: Connection, run: BoundedRun, most: int) -> int:
-    """Counts the run's waiting tasks in its queue, up to the run's free room and up to `most`."""
+    """Counts the run's tasks in its queue, up to its room and `most`."""
     count = sql(
         connection,
         "SELECT count(*) FROM (SELECT 1 FROM tasks WHERE bounded AND state = 'pending' AND in_line"
@@ -214,40 +214,42 @@ def _count_of_run(connection: Connection, run: BoundedRun, most: int) -> int:
 
 
 STILLBORN_S = 30.0
-"""Seconds to look back for failed instances: never ready, or, for one task, ended without it."""
+"""Seconds of history searched for instances that failed before they were ready or, if ephemeral, got their attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Users of slots, by mode and class."""
+    """Current use, by mode and class."""
 
     live: Counter[Key] = field(default_factory=Counter)  # attempts dispatched or running
     unclaimed: Counter[Key] = field(default_factory=Counter)  # attempts dispatched
     by_user: Counter[tuple[str, Key]] = field(default_factory=Counter)  # live attempts of each user
     coming: Counter[Key] = field(default_factory=Counter)  # instances requested, booting, ready without an attempt
-    instances: Counter[Key] = field(default_factory=Counter)  # that have not ended and are not draining
-    slots: Counter[Key] = field(default_factory=Counter)  # of instances that take work
+    instances: Counter[Key] = field(default_factory=Counter)  # not ended and not draining
+    slots: Counter[Key] = field(default_factory=Counter)  # of ready instances
     draining: Counter[Key] = field(default_factory=Counter)  # live attempts on instances that take nothing new
-    stillborn: Counter[tuple[str, str]] = field(default_factory=Counter)  # came to nothing lately, none fared better
+    stillborn: Counter[tuple[str, str]] = field(
+        default_factory=Counter
+    )  # failed lately before any use, while none was used
     spread: set[str] = field(default_factory=set)  # classes whose standing instances take work on several hosts
-    unfinished_gradings: Counter[str] = field(default_factory=Counter)  # by class: that wait, or that a grader has
-    graders: Counter[str] = field(default_factory=Counter)  # by class: that have not ended and are not draining
+    unfinished_gradings: Counter[str] = field(default_factory=Counter)  # by class: waiting or with a grader
+    graders: Counter[str] = field(default_factory=Counter)  # by class: not ended and not draining
     graded_apart: set[str] = field(default_factory=set)  # classes with live attempts that will need a grader
 
 
 def occupancy(connection: Connection) -> Occupancy:
-    """Reads the occupancy from attempts and instances."""
-    result = Occupancy()
+    """Reads the use by attempts and instances."""
+    use = Occupancy()
     for row in sql(
         connection,
         "SELECT mode, resource_class, user_name, state, count(*) AS live"
         " FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1, 2, 3, 4",
     ):
         key = (Mode(row.mode), row.resource_class)
-        result.live[key] += row.live
-        result.by_user[row.user_name, key] += row.live
+        use.live[key] += row.live
+        use.by_user[row.user_name, key] += row.live
         if row.state == "dispatched":
-            result.unclaimed[key] += row.live
+            use.unclaimed[key] += row.live
     for row in sql(
         connection,
         "SELECT mode, resource_class, count(*) FILTER (WHERE state <> 'draining') AS instances,"
@@ -258,28 +260,28 @@ def occupancy(connection: Connection) -> Occupancy:
         " FROM instances WHERE state NOT IN ('terminated', 'failed') GROUP BY 1, 2",
     ):
         if row.mode == InstanceMode.GRADING:
-            result.graders[row.resource_class] = row.instances
+            use.graders[row.resource_class] = row.instances
             continue
         key = (Mode(row.mode), row.resource_class)
-        result.coming[key], result.instances[key], result.slots[key] = row.coming, row.instances, int(row.slots)
+        use.coming[key], use.instances[key], use.slots[key] = row.coming, row.instances, int(row.slots)
         if row.draining and key[0] is Mode.PERSISTENT:
-            result.draining[key] = _on_draining(connection, key)
+            use.draining[key] = _on_draining(connection, key)
         if row.spread:
-            result.spread.add(row.resource_class)
-    _note_stillborn(connection, result)
+            use.spread.add(row.resource_class)
+    _note_stillborn(connection, use)
     for row in sql(connection, "SELECT resource_class, count(*) AS gradings FROM gradings GROUP BY 1"):
-        result.unfinished_gradings[row.resource_class] = row.gradings
-    result.graded_apart.update(
+        use.unfinished_gradings[row.resource_class] = row.gradings
+    use.graded_apart.update(
         sql(
             connection,
             "SELECT DISTINCT resource_class FROM attempts WHERE graded_apart AND state IN ('dispatched', 'running')",
         ).scalars()
     )
-    return result
+    return use
 
 
 def _on_draining(connection: Connection, key: Key) -> int:
-    """Attempts that run on draining instances: they hold no slot of those that still take work."""
+    """Counts attempts on draining instances: they hold no slot of the instances that still take work."""
     return int(
         sql(
             connection,
@@ -313,7 +315,7 @@ class QueueLimit(NamedTuple):
 
 
 def open_limits(connection: Connection) -> dict[QueueLimit, datetime]:
-    """Returns the limits on record as keeping queues waiting, and since when; the pauses' own rows are left out."""
+    """Returns the limits on record that keep queues waiting, and since when; without the rows of pauses."""
     rows = sql(
         connection,
         "SELECT limit_name, mode, resource_class, user_name, since FROM bindings"
@@ -323,7 +325,7 @@ def open_limits(connection: Connection) -> dict[QueueLimit, datetime]:
 
 
 def record_limits(connection: Connection, began: Iterable[QueueLimit], ended: Iterable[QueueLimit]) -> None:
-    """Notes from when to when limits bind, with their facts; safe to repeat."""
+    """Records since when and until when limits bind, with events; safe to repeat."""
     for statement, bounds in ((_BIND, list(began)), (_UNBIND, list(ended))):
         if bounds:
             values = {
@@ -361,9 +363,9 @@ INSERT INTO events (kind, data) SELECT 'limit.freed',
 def reclaim_lapsed(connection: Connection, retry: RetryPolicy) -> list[UUID]:
     """Takes attempts away whose lease has lapsed or whose deadline has passed; returns those that ended so.
 
-    A grading goes back to wait for another grader, as long as it may.
+    A grading waits for another grader, if it may be repeated.
     """
-    # Attempts before leases, as whoever ends an attempt; then the leases once more, which may have been renewed.
+    # Locks attempts before leases, as every end of an attempt; then reads the leases again: one may have been renewed.
     ids = sql(
         connection,
         "SELECT a.id FROM attempts a JOIN leases l ON l.attempt_id = a.id"
@@ -375,12 +377,12 @@ def reclaim_lapsed(connection: Connection, retry: RetryPolicy) -> list[UUID]:
         " AND expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED",
         {"ids": list(ids)},
     ).scalars()
-    ended = gradings.take_away(connection, list(lapsed), _LAPSED, EndReason.LOST, retry)
+    reclaimed = gradings.take_away(connection, list(lapsed), _LAPSED, EndReason.LOST, retry)
     overdue = sql(
         connection,
         "SELECT id FROM attempts WHERE state IN ('running', 'grading') AND deadline_at < clock_timestamp() ORDER BY id",
     ).scalars()
-    return ended + gradings.take_away(connection, list(overdue), _OVERDUE, EndReason.DEADLINE, retry)
+    return reclaimed + gradings.take_away(connection, list(overdue), _OVERDUE, EndReason.DEADLINE, retry)
 
 
 _LAPSED = Failure(error="StaleWriter", message="its worker stopped renewing the lease")

@@ -1,4 +1,4 @@
-"""Stores webhooks: which events they get, how far each is, and how its deliveries went."""
+"""Stores webhooks: their kinds of events, their position, and the state of their deliveries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OURS = "MEGAFLOW_"
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A webhook. `failures`: in a row; `wait_s`: until the next attempt, 0 when it may be now."""
+    """A webhook. `failures`: in a row; `wait_s`: until the next try, 0 when it may be now."""
 
     id: UUID
     url: str
@@ -47,14 +47,14 @@ def add(
     secret_env: str | None = None,
     position: str | None = None,
 ) -> Hook:
-    """Tells `url` of facts of these kinds (all, when there are none) after `position`, or from now on.
+    """Adds a webhook that sends `url` facts of these kinds (none: all) after `position`, or from now on.
 
     Raises: SpecInvalid: nothing was added.
     """
     check_url(url)
     stream.check_kinds(kinds)
     if secret_env is not None and (not _VARIABLE.fullmatch(secret_env) or secret_env.upper().startswith(_OURS)):
-        # What was found is not shown: somebody may have given the secret itself.
+        # The value is not shown: it may be the secret itself.
         raise OptionInvalid(
             "expected the name of an environment variable that holds the secret, such as HOOK_SECRET (not one of"
             f" {_OURS}…, which are settings); found something else"
@@ -100,20 +100,20 @@ def all_of(database: Database) -> list[Hook]:
 
 
 def remove(database: Database, name: str) -> Hook:
-    """Deletes the webhook whose id is, starts or ends with `name`. Sent requests may arrive. Raises: UnknownName."""
+    """Removes the webhook whose id begins or ends with `name`; events in transit may arrive. Raises: UnknownName."""
     part = name.lower()
     known = all_of(database)
-    matches = [hook for hook in known if part and (str(hook.id).startswith(part) or str(hook.id).endswith(part))]
-    if len(matches) != 1:
+    hooks = [hook for hook in known if part and (str(hook.id).startswith(part) or str(hook.id).endswith(part))]
+    if len(hooks) != 1:
         raise UnknownName.of("webhook", name, [str(hook.id) for hook in known])
     with database.begin() as connection:
-        sql(connection, "DELETE FROM webhooks WHERE id = :id", {"id": matches[0].id})
-        events.append(connection, Fact("webhook.removed", data={"webhook": str(matches[0].id)}))
-    return matches[0]
+        sql(connection, "DELETE FROM webhooks WHERE id = :id", {"id": hooks[0].id})
+        events.append(connection, Fact("webhook.removed", data={"webhook": str(hooks[0].id)}))
+    return hooks[0]
 
 
 def delivered(database: Database, hook_id: UUID, old: str, new: str) -> bool:
-    """Records delivery of events after `old` up to `new`; False: the webhook was deleted or another one was faster."""
+    """Records that facts after `old` up to `new` arrived; False: the webhook was removed or has another position."""
     statement = text(
         "UPDATE webhooks w SET position = :new, failures = 0, retry_at = NULL, last_error = NULL,"
         " delivered_at = clock_timestamp() FROM (SELECT id, failures FROM webhooks WHERE id = :id FOR UPDATE) before"
@@ -127,15 +127,15 @@ def delivered(database: Database, hook_id: UUID, old: str, new: str) -> bool:
 
 
 def passed_over(database: Database, hook_id: UUID, old: str, new: str) -> bool:
-    """Nothing between the two positions concerns this webhook; False as for `delivered`."""
+    """Records that no fact between the two positions concerns this webhook; False as for `delivered`."""
     statement = text("UPDATE webhooks SET position = :new WHERE id = :id AND position = :old RETURNING id")
     return database.sql(statement, {"id": hook_id, "old": old, "new": new}).first() is not None
 
 
 def failed(database: Database, hook_id: UUID, position: str, error: str, wait_s: float) -> bool:
-    """Records that events after `position` did not arrive; next attempt in `wait_s` seconds. False: as `delivered`.
+    """Records that facts after `position` did not arrive, to be resent in `wait_s` seconds; False as for `delivered`.
 
-    Only the first failure in a row is an event: a webhook that receives its own failures would never finish.
+    Only the first failure in a row is a fact: a webhook that receives its own failures would never finish.
     """
     statement = text(
         "UPDATE webhooks SET failures = failures + 1, last_error = :error,"
