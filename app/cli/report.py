@@ -104,7 +104,7 @@ def compare(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compare two runs, task by task. Refused where more than the model differs."""
+    """Compare the second run with the first, task by task. Refused where more than the model differs."""
     from app.evaluation.comparison import SAME
 
     if unknown := [one for one in allow or () if one not in SAME]:
