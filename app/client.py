@@ -350,9 +350,9 @@ class Handle:
         return self.flow.installation.state(self.task_id)
 
     def result(self, timeout: float | None = None) -> TaskResult:
-        """Waits for the end; returns verdict, end reason, artifacts, phase times and attempts. `timeout`: seconds.
+        """Waits for the end; returns verdict, end reason, artifacts, phase times, attempts.
 
-        A failed or cancelled task is a result too (`state`). Raises: WaitTimeout: it has not ended yet and goes on.
+        timeout: seconds; None: no limit. A failed or cancelled task is a result too. Raises: WaitTimeout: it goes on.
         """
         if not self.flow.wait_any([self.task_id], timeout):
             raise WaitTimeout(f"task {self.name or self.task_id} had not ended after {timeout} s; it goes on")
