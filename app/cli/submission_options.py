@@ -80,7 +80,7 @@ class SubmissionOptions:
     ] = None
     replicas: Annotated[int, typer.Option("--replicas", "-k", min=1, help="Tasks per dataset entry.")] = 1
     max_replicas: Annotated[
-        int | None, typer.Option(min=2, help="Training runs: replicas of a group whose first rewards differ.")
+        int | None, typer.Option(min=2, help="Training runs: total replicas of a group whose first rewards differ.")
     ] = None
     quorum: Annotated[
         int | None,
@@ -90,7 +90,7 @@ class SubmissionOptions:
         str | None,
         typer.Option(
             metavar="PERCENTILE",
-            help="Training runs: start another replica when one runs longer than this, e.g. `p95`.",
+            help="Training runs: duplicate a replica that is slower than this percentile, e.g. `p95`.",
         ),
     ] = None
     concurrency: Annotated[
@@ -169,7 +169,7 @@ class SubmissionOptions:
         float | None, typer.Option(min=0.000001, help="US dollars for the model calls of one attempt.")
     ] = None
     max_attempts: Annotated[
-        int | None, typer.Option(min=1, max=20, help="Maximum attempts that fail without a fault of the agent.")
+        int | None, typer.Option(min=1, max=20, help="Maximum attempts if they fail without a fault of the agent.")
     ] = None
     reward: Annotated[
         list[str] | None,
