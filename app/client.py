@@ -1,4 +1,4 @@
-"""The Python enqueue API for producers. It needs neither Docker nor a worker's dependencies."""
+"""Defines the Python API for producers. It needs neither Docker nor a worker's dependencies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from app.ledger.accept import Accepted, NewRun
     from app.remote import RemoteInstallation, RemoteRun
 
-# What accepts, cancels and follows is imported where it is used: listing runs needs a third of the modules.
+# Modules to accept, cancel and follow are imported where they are used: listing runs needs a third of the modules.
 
 
 _OF_SPECS = ("agent", "mode", "model", "resource_class", "overrides", "limits", "agent_args", "rewards", "record_diffs")
@@ -60,10 +60,10 @@ class MegaFlow:
         server: str | None = None,
         token: str | None = None,
     ) -> None:
-        """Settings come from the environment when none are given. Connects when first used.
+        """Takes the settings from the environment if none are given. Connects at first use.
 
-        database: another owner's, who closes it; None: one of its own. server: the URL of another machine's web server;
-        None: the setting of that name, else the ledger is asked. token: for it; None: the setting.
+        database: a database that the caller closes; None: a new one. server: the URL of another machine's web server;
+        None: the setting of that name, else the ledger is used directly. token: for that server; None: the setting.
 
         Raises: SettingsInvalid; NotSignedIn: a server without a token.
         """
@@ -81,22 +81,22 @@ class MegaFlow:
 
     @property
     def server(self) -> str | None:
-        """The URL of the web server that is asked; None: the ledger is."""
+        """URL of the web server in use; None: the ledger is used directly."""
         return None if isinstance(self.installation, LedgerInstallation) else self.installation.web_base
 
     @property
     def database(self) -> Database:
-        """Raises: NotRemote: a web server is asked in its place."""
+        """The ledger's database. Raises: NotRemote: a web server is used instead."""
         return self._ledger.database
 
     @property
     def store(self) -> ArtifactStore:
-        """Where the evidence is. Raises: NotRemote, SettingsInvalid, ArtifactStoreUnavailable."""
+        """Artifact store. Raises: NotRemote, SettingsInvalid, ArtifactStoreUnavailable."""
         return self._ledger.store
 
     @property
     def _ledger(self) -> LedgerInstallation:
-        """The installation, when its ledger is asked. Raises: NotRemote."""
+        """Installation whose ledger is used directly. Raises: NotRemote."""
         if not isinstance(self.installation, LedgerInstallation):
             raise NotRemote(
                 f"expected the installation's own machine, found the server {self.installation.web_base}: this has no"
@@ -105,17 +105,17 @@ class MegaFlow:
         return self.installation
 
     def enqueue(self, task: AgentTask, *, agent: str, **options: Unpack[TaskOptions]) -> Handle:
-        """Accept one task. When this returns, the task survives the loss of Redis, of every worker and the scheduler.
+        """Accepts one task. After it returns, the task survives the loss of Redis, of all workers and of the scheduler.
 
-        agent: a name that `megaflow agents` lists. A key that was used before returns the earlier task's handle.
+        agent: a name that `megaflow agents` lists. A known idempotency key returns the earlier task's handle.
 
-        after: tasks of the same user. None begins before they have succeeded, whatever their reward; when one fails or
-        is cancelled, what comes after it is cancelled. inputs: `{"/inputs/first.diff": handle.artifact("patch")}`.
+        after: tasks of the same user. The task begins after they have succeeded, whatever their reward. When one fails
+        or is cancelled, this task is cancelled. inputs: `{"/inputs/first.diff": handle.artifact("patch")}`.
 
         Raises: SpecInvalid, UnknownName, SettingsInvalid (the manifest of an external agent is wrong), QuotaExceeded
-            (too many of the user's wait already), ArtifactStoreUnavailable and ArtifactMissing (the compose file of a
-            task is read from there), IdempotencyConflict (the key belongs to another task): nothing was accepted;
-            DatabaseUnavailable: it may have been accepted, and the same idempotency_key finds out.
+            (too many tasks of the user wait already), ArtifactStoreUnavailable and ArtifactMissing (a task's compose
+            file is read from there), IdempotencyConflict (the key belongs to another task): nothing was accepted;
+            DatabaseUnavailable: it may have been accepted; call again with the same idempotency_key to find out.
         """
         return self.enqueue_many([task], agent=agent, name=task.name, **options).handles[0]
 
@@ -127,7 +127,7 @@ class MegaFlow:
         mode: Mode | str = Mode.AUTO,
         model: ModelChoice | str | None = None,
         replicas: int | Adaptive = 1,
-        quorum: int | None = None,  # as the next, of training runs: `GroupRules`
+        quorum: int | None = None,  # this and hedge_after: for training runs, see `GroupRules`
         hedge_after: str | None = None,
         name: str = "",
         priority: int = 0,
@@ -137,7 +137,7 @@ class MegaFlow:
         resource_class: str = "standard",
         available_at: datetime | None = None,
         deadline_at: datetime | None = None,
-        budget_usd: float | None = None,  # of all model calls; then the run is paused
+        budget_usd: float | None = None,  # for all model calls; then the run is paused
         max_running: int | None = None,  # attempts at once
         overrides: EnvironmentOverrides | None = None,
         limits: LimitOverrides | None = None,
@@ -145,10 +145,10 @@ class MegaFlow:
         rewards: Mapping[str, float] | None = None,
         record_diffs: bool = False,
         include_quarantined: bool = False,
-        after: Sequence[KnownTask] = (),  # as the next: all of these tasks wait for all of those
+        after: Sequence[KnownTask] = (),  # with inputs: all tasks of the run wait for all of these
         inputs: Mapping[str, ArtifactReference] | None = None,
     ) -> Run:
-        """Accept tasks as one run, all or none; each becomes a group of `replicas` tasks. Raises: as `enqueue`."""
+        """Accepts tasks as one run, all or none; each becomes a group of `replicas` tasks. Raises: as `enqueue`."""
         options, upstream = locals(), ComesAfter.of(after, inputs)
         if (remote := self._remote()) is not None:
             given = {name: one for name, one in options.items() if name not in _APART}
@@ -183,7 +183,7 @@ class MegaFlow:
         check: ModelCheck | None = None,
         after: Sequence[KnownTask] = (),
     ) -> Run:
-        """Read a dataset and accept its tasks as one run; all of them or none. check: called with each model first.
+        """Reads a dataset and accepts its tasks as one run, all or none. check: called first with each model.
 
         Raises: DatasetInvalid; as `enqueue` and `check`.
         """
@@ -197,7 +197,7 @@ class MegaFlow:
         return self.accept(replace(new, upstream=ComesAfter.of(after)), check=check)
 
     def trial(self, submission: Submission, *, check: ModelCheck | None = None) -> list[TaskSpec]:
-        """What `submit` would accept now, with everything but accepting it. Raises: as `submit`."""
+        """Returns the specs that `submit` would accept now; accepts nothing. Raises: as `submit`."""
         from app.evaluation import run_of
 
         return list(self.try_out(run_of(submission, self.settings, self.database), check=check).specs)
@@ -205,7 +205,7 @@ class MegaFlow:
     def schedule(
         self, name: str, cron: str, submission: Submission, misfire: str, check: ModelCheck | None, reason: str = ""
     ) -> int:
-        """Have beat submit a dataset at each due time; how many tasks that would be now. Raises: as `submit`."""
+        """Makes beat submit a dataset at each due time; returns the number of its tasks now. Raises: as `submit`."""
         if (remote := self._remote()) is not None:
             return remote.add_schedule(name, cron, submission, misfire, reason)
         tasks = self.trial(submission, check=check)
@@ -213,13 +213,13 @@ class MegaFlow:
         return len(tasks)
 
     def accept(self, new: NewRun, *, check: ModelCheck | None = None) -> Run:
-        """Accept a run made of specs, which may be of several agents. Raises: as `enqueue` and `check`."""
+        """Accepts a run of specs; several agents are possible. Raises: as `enqueue` and `check`."""
         from app.ledger import accept
 
         return self._accepted(accept.accept(self.database, self._ledger.checked(new, check), self.settings))
 
     def try_out(self, new: NewRun, *, check: ModelCheck | None = None) -> NewRun:
-        """What `accept` would write now, with everything but writing it. Raises: as `accept`."""
+        """Returns the run that `accept` would write now; writes nothing. Raises: as `accept`."""
         from app.ledger import classes
 
         new = self._ledger.checked(new, check)
@@ -234,7 +234,7 @@ class MegaFlow:
         return self.run(accepted.run_id, accepted.task_ids, accepted.names)
 
     def run(self, run_id: UUID, task_ids: Sequence[UUID] | None = None, names: Sequence[str] | None = None) -> Run:
-        """A run by its id. Raises: UnknownName."""
+        """Returns a run by its id. Raises: UnknownName."""
         if task_ids is None:
             self.status(run_id)
             task_ids = self.installation.task_ids(run_id)
@@ -243,7 +243,7 @@ class MegaFlow:
         return Run(self, run_id, handles)
 
     def status(self, run_id: UUID) -> RunStatus:
-        """Raises: UnknownName."""
+        """Returns the status of a run. Raises: UnknownName."""
         return self.installation.status(run_id)
 
     def experience(
@@ -257,11 +257,11 @@ class MegaFlow:
         max_staleness: int | None = None,
         lease_s: float = 600.0,
     ) -> Experience:
-        """A training run's samples, handed out to one trainer. Needs the extras `model` and `datasets`.
+        """Returns a training run's samples for one trainer. Needs the extras `model` and `datasets`.
 
-        policy: the model's stable name. quorum: replicas that complete a group, where the run was submitted without
-        one; the others are superseded. drop_equal: leave out groups whose rewards are all equal. max_staleness:
-        versions between the live one and the oldest in a group; tasks run no further ahead. lease_s: of a batch.
+        policy: the model's stable name. quorum: replicas that complete a group, if the run was submitted without
+        one; the others are superseded. drop_equal: leave out groups whose rewards are all equal. max_staleness: maximum
+        versions between the live one and the oldest in a group; tasks run no further ahead. lease_s: lease of a batch.
 
         Raises: UnknownName; SampleRefused: the run's purpose is not `training`; SpecInvalid; ArtifactStoreUnavailable.
         """
@@ -274,7 +274,7 @@ class MegaFlow:
         return Experience(self.database, self._ledger.store, how, consumer=consumer, lease_s=lease_s)
 
     def check_model(self, model: ModelChoice | str) -> list[str]:
-        """Have the gateway check the model's endpoint and key now; returns what could not be checked.
+        """Makes the gateway check the model's endpoint and key now; returns what could not be checked.
 
         `enqueue` does not do this: a producer may submit before any gateway runs.
 
@@ -287,11 +287,11 @@ class MegaFlow:
         return check_engine(self.settings, self.database, chosen)[0]
 
     def cancel(self, task_ids: Sequence[UUID]) -> None:
-        """Ask tasks to end. What runs is told at once; what waits ends now; what has ended stays as it is."""
+        """Cancels tasks. Running ones are signalled at once; waiting ones end now; ended ones stay as they are."""
         self.installation.cancel(task_ids)
 
     def retry(self, task_ids: Sequence[UUID]) -> list[UUID]:
-        """Put tasks that could not be scored, or were cancelled, back in line; returns those moved."""
+        """Queues tasks again that could not be scored or were cancelled; returns their ids."""
         return self.installation.retry(task_ids)
 
     def events(
@@ -305,10 +305,10 @@ class MegaFlow:
         stop: threading.Event | None = None,
         outage: Callable[[DatabaseUnavailable], object] | None = None,
     ) -> Iterator[stream.StreamedEvent]:
-        """Facts after a position (`start`, `now`, or one that came with a fact): at least once, in order for each task.
+        """Yields events after a position (`start`, `now`, or an event's own): at least once, in order for each task.
 
-        kinds: whole ones, or beginnings that end in a dot. With `follow`, goes on until `stop` is set; an outage of
-        PostgreSQL is waited out, and `outage` hears of it.
+        kinds: full names, or prefixes that end in a dot. With `follow`, continues until `stop` is set; waits out an
+        outage of PostgreSQL, and calls `outage` with the error.
 
         Raises: SpecInvalid: no such position; DatabaseUnavailable.
         """
@@ -318,11 +318,11 @@ class MegaFlow:
         )
 
     def wait_any(self, task_ids: Iterable[UUID], timeout: float | None = None) -> list[UUID]:
-        """Block until one of the tasks has ended, by event; those that have, or none after `timeout` seconds."""
+        """Blocks until one of the tasks has ended; returns those that have, or none after `timeout` seconds."""
         return self.installation.wait_any(set(task_ids), timeout)
 
     def close(self) -> None:
-        """Release the connections. Accepted tasks go on."""
+        """Closes the connections. Accepted tasks go on."""
         self.installation.close()
         if self._owns_database and isinstance(self.installation, LedgerInstallation):
             self.installation.database.close()
@@ -338,7 +338,7 @@ class MegaFlow:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """One accepted task."""
+    """An accepted task."""
 
     flow: MegaFlow
     task_id: UUID
@@ -346,20 +346,20 @@ class Handle:
     name: str = ""
 
     def status(self) -> TaskState:
-        """Where it stands now."""
+        """Returns the task's state now."""
         return self.flow.installation.state(self.task_id)
 
     def result(self, timeout: float | None = None) -> TaskResult:
-        """Wait for the end: verdict, end reason, artifacts, phase times, attempts. `timeout` in seconds, or for ever.
+        """Waits for the end; returns verdict, end reason, artifacts, phase times, attempts.
 
-        A failed or cancelled task is a result too (`state`). Raises: WaitTimeout: it has not ended yet and goes on.
+        timeout: seconds; None: no limit. A failed or cancelled task is a result too. Raises: WaitTimeout: it goes on.
         """
         if not self.flow.wait_any([self.task_id], timeout):
             raise WaitTimeout(f"task {self.name or self.task_id} had not ended after {timeout} s; it goes on")
         return self.flow.installation.results([self.task_id])[0]
 
     def cancel(self) -> None:
-        """Ask it to end; its containers go with it, and so do the tasks that wait for it."""
+        """Cancels the task, and the tasks that wait for it. Its containers are removed."""
         self.flow.cancel([self.task_id])
 
     def _repr_html_(self) -> str:
@@ -369,30 +369,30 @@ class Handle:
         return html_of_task(self.name or str(self.task_id), page, self.status().value)
 
     def artifact(self, kind: ArtifactKind | str) -> ArtifactReference:
-        """One of its artifacts (`patch`, …), as an input of a task that comes after. Raises: UnknownName: no such."""
+        """Returns an artifact (`patch`, …) as an input of a later task. Raises: UnknownName: no such kind."""
         return ArtifactReference.of(self.task_id, kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tasks accepted together; `handles` are without the replicas that groups of a training run get later."""
+    """Tasks accepted together. `handles` do not include replicas that groups of a training run get later."""
 
     flow: MegaFlow
     id: UUID
     handles: list[Handle]
 
     def status(self) -> RunStatus:
-        """Counts by state, and the scores with their denominator."""
+        """Returns counts by state, and the scores with their denominator."""
         return self.flow.status(self.id)
 
     def results(self, timeout: float | None = None) -> list[TaskResult]:
-        """Wait for all; results in the order of submission. Raises: WaitTimeout."""
+        """Waits for all tasks; returns results in the order of submission. Raises: WaitTimeout."""
         for _ in as_completed(self.handles, timeout):
             pass
         return self.flow.installation.results([handle.task_id for handle in self.handles])
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each task as it stands now: `app.notebook.frame_of`. Raises: DependencyMissing."""
+        """Returns a row for each task as it is now: `app.notebook.frame_of`. Raises: DependencyMissing."""
         from app.notebook import frame_of
 
         return frame_of(self._now())
@@ -406,12 +406,12 @@ class Run:
         return html_of_run(self.status(), f"{self.flow.installation.web_base}/runs/{self.id}", self._now())
 
     def cancel(self) -> None:
-        """Ask all of them to end, and the replicas that groups have got since."""
+        """Cancels all tasks of the run, with the replicas that groups got later."""
         self.flow.cancel(self.flow.installation.task_ids(self.id))
 
 
 def as_completed(handles: Iterable[Handle], timeout: float | None = None) -> Iterator[Handle]:
-    """Handles in the order in which their tasks end. All must be of one `MegaFlow`.
+    """Yields handles in the order in which their tasks end. All must be of one `MegaFlow`.
 
     Raises: WaitTimeout when `timeout` seconds have passed before the last.
     """

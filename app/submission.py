@@ -48,7 +48,7 @@ from app.settings import Settings
 
 
 def size_of(settings: Settings) -> Resources:
-    """What a task has whose dataset states no size."""
+    """Returns the size of a task whose dataset states none."""
     return Resources(cpus=settings.task_cpus, memory_bytes=settings.task_memory_bytes)
 
 
@@ -67,10 +67,10 @@ def specs_for(
     record_diffs: bool = False,
     size: Resources | None = None,
 ) -> list[TaskSpec]:
-    """The tasks with who does them and how. agents: those that there are (`app.agents.external.known_agents`).
+    """Returns specs of tasks, with agent, model and options. agents: all known (`app.agents.external.known_agents`).
 
-    overrides: go before what the tasks say of their environments; limits: of their limits. agent_args: for the agent's
-    adapter, by key. rewards: by end reason, of attempts that end so. size: of tasks that state none.
+    overrides: override what the tasks state of their environments; limits: their limits. agent_args: for the agent's
+    adapter, by key. rewards: by end reason of the attempts. size: for tasks that state none.
 
     Raises: SpecInvalid, UnknownName: none of them is used.
     """
@@ -86,11 +86,11 @@ def specs_for(
             " which are free and never scored as a model's; nothing was submitted"
         )
     try:
-        wanted = Mode(mode)
+        run_mode = Mode(mode)
     except ValueError:
         raise OptionInvalid(f"unknown mode {mode!r}; known: {', '.join(Mode)}") from None
-    asked = overrides or EnvironmentOverrides()
-    if asked.network is Network.NONE and traits.tools and traits.needs_model:
+    environment_overrides = overrides or EnvironmentOverrides()
+    if environment_overrides.network is Network.NONE and traits.tools and traits.needs_model:
         raise OptionInvalid(
             f"agent {agent!r} runs inside the environment, where it needs the way to its model; expected the network"
             " 'model-only', 'allowlist' or 'open' for it, found 'none'"
@@ -99,19 +99,19 @@ def specs_for(
     alike: dict[str, Any] = {
         "agent": agent,
         "model": chosen if traits.needs_model or traits.needs_recording else None,
-        "mode": wanted,
+        "mode": run_mode,
         "resource_class": resource_class,
         "agent_args": _arguments(agent, traits, agent_args or {}),
         "rewards": _rewards(rewards or {}),
         "record_diffs": record_diffs,
     }
-    sized = (asked.sized(task, own_size) for task in tasks)
-    found = (_possible(bounds.applied_to(asked.applied_to(task)), agent, traits) for task in sized)
-    return [TaskSpec(task=task, **alike) for task in found]
+    sized = (environment_overrides.sized(task, own_size) for task in tasks)
+    checked = (_possible(bounds.applied_to(environment_overrides.applied_to(task)), agent, traits) for task in sized)
+    return [TaskSpec(task=task, **alike) for task in checked]
 
 
 def _rewards(given: Mapping[str, float]) -> dict[str, float]:
-    """Sorted. Raises: SpecInvalid: no end that is a result, or no finite number."""
+    """Returns the rewards, sorted. Raises: SpecInvalid: an end reason that is not a result, or no finite number."""
     known = [NOT_SUBMITTED, *(reason.value for reason in EndReason if BLAME[reason] is Blame.RESULT)]
     for name in given:
         if name not in known:
@@ -124,23 +124,23 @@ def _rewards(given: Mapping[str, float]) -> dict[str, float]:
 
 
 def _arguments(agent: str, traits: catalogue.Traits, given: Mapping[str, str]) -> dict[str, str]:
-    """Sorted, so that their order does not change a spec's digest. Raises: SpecInvalid."""
+    """Returns the arguments, sorted: their order must not change a spec's digest. Raises: SpecInvalid."""
     try:
-        found = TypeAdapter(AgentArgs).validate_python(dict(given))
+        arguments = TypeAdapter(AgentArgs).validate_python(dict(given))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise OptionInvalid(
             f"agent argument {str(first['loc'][0])[:80]!r}: {explained(first)}; nothing was submitted"
         ) from error
-    catalogue.check_arguments(agent, traits, found)
-    return dict(sorted(found.items()))
+    catalogue.check_arguments(agent, traits, arguments)
+    return dict(sorted(arguments.items()))
 
 
 def refuse_unanswered(specs: Iterable[TaskSpec], settings: Settings, database: Database) -> None:
-    """Refuse specs whose model no engine would answer for, or whose URL and key were not registered together.
+    """Refuses specs whose model no inference server serves, or whose URL and key were not registered together.
 
-    An engine is named by the model's own `base_url`, by the setting MEGAFLOW_MODEL_BASE_URL, by a route
-    (`megaflow models add`), or by a name of the replay engine.
+    The model's own `base_url`, the setting MEGAFLOW_MODEL_BASE_URL, a route (`megaflow models add`) or a name of the
+    replay engine selects a server.
 
     Raises: SpecInvalid: names the model and what to try; DatabaseUnavailable.
     """
@@ -161,7 +161,7 @@ def refuse_unanswered(specs: Iterable[TaskSpec], settings: Settings, database: D
 
 
 def for_purpose(new: NewRun, database: Database) -> NewRun:
-    """The run with specs whose models are asked for token ids: all for training, for synthesis where engines give them.
+    """Adds token ids to the model calls of specs: always for training, for synthesis where servers give them.
 
     Raises: DatabaseUnavailable.
     """
@@ -180,13 +180,13 @@ def for_purpose(new: NewRun, database: Database) -> NewRun:
 
 
 def _gives_ids(model: ModelChoice, rows: Sequence[ModelReplica]) -> bool:
-    """Whether no engine that may get its calls is known to give none."""
+    """Whether all inference servers that may get its calls may give token ids."""
     answering = _answering(model, rows)
     return (model.replay or bool(answering)) and not any(TRAITS[row.engine].no_ids for row in answering)
 
 
 def _answering(model: ModelChoice, rows: Sequence[ModelReplica]) -> list[ModelReplica]:
-    """The engines that may get a model's calls."""
+    """Returns the inference servers that may get a model's calls."""
     own = [row for row in rows if row.model == model.name]
     return own or [row for row in rows if row.model == ANY and not model.replay]
 
@@ -197,7 +197,7 @@ def _with_ids(spec: TaskSpec, model: ModelChoice) -> TaskSpec:
 
 
 def _refuse_without_ids(model: ModelChoice, rows: Sequence[ModelReplica]) -> None:
-    """Raises: SpecInvalid: for training, and an engine that may get its calls is known to give no token ids."""
+    """Raises: SpecInvalid: token ids are needed, but a server that may get the calls is known to give none."""
     if model.sampling is None or not model.sampling.token_ids:
         return
     for row in _answering(model, rows):
@@ -208,11 +208,11 @@ def _refuse_without_ids(model: ModelChoice, rows: Sequence[ModelReplica]) -> Non
 
 
 _NAMED = 5
-"""Quarantined tasks that a refusal names."""
+"""Maximum quarantined tasks named in an error."""
 
 
 def refuse_quarantined(specs: Sequence[TaskSpec], database: Database) -> None:
-    """Refuse tasks whose newest validation put them in quarantine; the agents that validate may always have them.
+    """Refuses tasks whose newest validation put them in quarantine, except for the agents that validate.
 
     Raises: SpecInvalid: names the tasks with their reasons; DatabaseUnavailable.
     """
@@ -220,7 +220,7 @@ def refuse_quarantined(specs: Sequence[TaskSpec], database: Database) -> None:
     if not specs:
         return
     tasks = {spec.task.name: spec.task for spec in specs}
-    own_names = {name: name.partition("/")[2] or name for name in tasks}  # a pool may put the dataset before it
+    own_names = {name: name.partition("/")[2] or name for name in tasks}  # in a pool the dataset's name may be a prefix
     with database.begin() as connection:
         known = validations.quarantined(connection, sorted({*own_names, *own_names.values()}))
     if not known:
@@ -241,9 +241,9 @@ def refuse_quarantined(specs: Sequence[TaskSpec], database: Database) -> None:
 
 
 def _refuse_without_route(model: ModelChoice, routes: set[str]) -> None:
-    """Raises: SpecInvalid: the model, or one beside it, has no route."""
-    asked = [name for name in (model.name, *model.side_models) if not (name == model.name and model.replay)]
-    if ANY in routes or not (unknown := [name for name in asked if name not in routes]):
+    """Raises: SpecInvalid: the model, or a side model, has no route."""
+    names = [name for name in (model.name, *model.side_models) if not (name == model.name and model.replay)]
+    if ANY in routes or not (unknown := [name for name in names if name not in routes]):
         return
     raise OptionInvalid(
         f"model {unknown[0]!r}: expected an endpoint (--base-url, or the setting MEGAFLOW_MODEL_BASE_URL) or a route,"
@@ -254,7 +254,7 @@ def _refuse_without_route(model: ModelChoice, routes: set[str]) -> None:
 
 
 def _check_model(model: ModelChoice) -> None:
-    """Raises: SpecInvalid: its URL or the name of its key's variable; neither is shown, they may be secrets."""
+    """Raises: SpecInvalid: wrong URL, or wrong variable of the key. The error shows neither: they may be secrets."""
     if model.base_url is not None:
         try:
             plain_url(model.base_url)
@@ -273,7 +273,7 @@ def _check_model(model: ModelChoice) -> None:
 
 
 def _possible(task: AgentTask, agent: str, traits: catalogue.Traits) -> AgentTask:
-    """With the agent's tools. Raises: SpecInvalid: no such agent could do it."""
+    """Returns the task with the agent's tools. Raises: SpecInvalid: this agent cannot do the task."""
     if traits.needs_solution and task.solution is None:
         raise SpecInvalid(f"agent {agent!r} replays gold solutions; task {task.name!r} has none")
     _refuse_impossible(task, agent, traits)
@@ -281,7 +281,7 @@ def _possible(task: AgentTask, agent: str, traits: catalogue.Traits) -> AgentTas
 
 
 def _refuse_impossible(task: AgentTask, agent: str, traits: catalogue.Traits) -> None:
-    """Raises: SpecInvalid: what no environment of the kind could be, or no such agent could work in."""
+    """Raises: SpecInvalid: the environment's kind cannot provide this, or this agent cannot work in it."""
     environment = task.environment
     where = f"task {task.name!r}: expected"
     if traits.needs_isolation and environment.kind in IMAGELESS:
@@ -293,48 +293,48 @@ def _refuse_impossible(task: AgentTask, agent: str, traits: catalogue.Traits) ->
         raise SpecInvalid(f"{where} another network than 'open' for the kind 'oci'; use the kind 'docker'")
     if environment.reuse is not Reuse.SHARED_READONLY:
         return
-    found = "found 'shared-readonly'"
+    actual = "found 'shared-readonly'"
     if environment.kind is EnvironmentKind.KUBERNETES:
-        raise SpecInvalid(f"{where} `reuse` 'fresh' or 'recycled' for the kind 'kubernetes', {found}")
+        raise SpecInvalid(f"{where} `reuse` 'fresh' or 'recycled' for the kind 'kubernetes', {actual}")
     if traits.writes:
         raise SpecInvalid(
-            f"{where} `reuse` 'fresh' or 'recycled' with agent {agent!r}, which changes files, {found}, whose root is"
+            f"{where} `reuse` 'fresh' or 'recycled' with agent {agent!r}, which changes files, {actual}, whose root is"
             " read-only"
         )
     if environment.kind in IMAGELESS:
         raise SpecInvalid(
-            f"{where} `reuse` 'fresh' or 'recycled' for the kind {environment.kind.value!r}, {found}: nothing there is"
+            f"{where} `reuse` 'fresh' or 'recycled' for the kind {environment.kind.value!r}, {actual}: nothing there is"
             " read-only; use the kind 'docker'"
         )
 
 
 def refuse_wrong_projects(tasks: Iterable[AgentTask], fetch: Callable[[Bundle], bytes]) -> None:
-    """Read the compose files of tasks that were made by hand; datasets' readers have done it for theirs.
+    """Reads the compose files of tasks that were made by hand; datasets' readers have checked theirs.
 
-    fetch: the tar of a stored folder. Raises: SpecInvalid: names the task, and every place that is refused;
+    fetch: returns the tar of a stored folder. Raises: SpecInvalid: names the task, and every refused place;
         ArtifactStoreUnavailable.
     """
     services: dict[Compose, frozenset[str]] = {}
     for task in tasks:
-        goal, asked = task.goal, task.environment.compose
+        goal, compose = task.goal, task.environment.compose
         judging = (
             {goal.service, *(one.service for one in goal.also)} - {None} if isinstance(goal, ScriptGoal) else set()
         )
-        if asked is None:
+        if compose is None:
             if judging:
-                found = ", ".join(sorted(map(repr, judging)))
+                shown = ", ".join(sorted(map(repr, judging)))
                 raise SpecInvalid(
-                    f"task {task.name!r}: expected a compose file with the services that judge; found {found}"
+                    f"task {task.name!r}: expected a compose file with the services that judge; found {shown}"
                 )
             continue
         try:
-            if asked not in services:
-                services[asked] = _services(asked, fetch)
+            if compose not in services:
+                services[compose] = _services(compose, fetch)
         except (SpecInvalid, ArtifactMissing) as error:
             raise SpecInvalid(f"task {task.name!r}: {error}") from error
-        if wrong := judging - services[asked]:
-            known, found = ", ".join(sorted(services[asked])), ", ".join(sorted(map(repr, wrong)))
-            raise SpecInvalid(f"task {task.name!r}: expected services to judge in among {known}; found {found}")
+        if wrong := judging - services[compose]:
+            known, shown = ", ".join(sorted(services[compose])), ", ".join(sorted(map(repr, wrong)))
+            raise SpecInvalid(f"task {task.name!r}: expected services to judge in among {known}; found {shown}")
 
 
 def _services(asked: Compose, fetch: Callable[[Bundle], bytes]) -> frozenset[str]:
@@ -344,7 +344,7 @@ def _services(asked: Compose, fetch: Callable[[Bundle], bytes]) -> frozenset[str
 
 
 def _with_tools(task: AgentTask, agent: str, tools: tuple[str, ...]) -> AgentTask:
-    """The task with what an agent needs that acts inside: its framework, and the way to its model."""
+    """Adds to the task what an agent inside needs: its framework, and network access to its model."""
     environment = task.environment
     network = Network.MODEL_ONLY if environment.network is Network.NONE else environment.network
     return task.model_copy(update={"environment": environment.model_copy(update={"tools": tools, "network": network})})

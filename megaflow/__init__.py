@@ -1,7 +1,7 @@
 """MegaFlow's public names: `from megaflow import MegaFlow, AgentTask`.
 
-They are defined in the package `app`, which is installed beside this one. Where another package or module named `app`
-is found first, importing a name from here raises an ImportError that says so.
+They are defined in the package `app`, which is installed next to this one. If Python finds another package or module
+named `app` first, importing a name from here raises an ImportError with this reason.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ __all__ = [
 ]
 
 _MODULES = ("app.errors", "app.models.spec", "app.models.overrides", "app.models.outcome", "app.client")
-"""Where the names are defined, the quickest to import first."""
+"""Modules that define the names, the fastest to import first."""
 
 
 def check_app() -> None:
-    """Raises: ImportError: `app` is not the one that belongs to this package."""
-    found = import_module("app")
+    """Raises: ImportError: `app` is another package than the one that belongs to this package."""
+    module = import_module("app")
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     expected = os.path.join(folder, "app", "__init__.py")
-    place = getattr(found, "__file__", None) or os.path.join(next(iter(found.__path__), "?"), "")
+    place = getattr(module, "__file__", None) or os.path.join(next(iter(module.__path__), "?"), "")
     if os.path.realpath(place) != os.path.realpath(expected):
         raise ImportError(
             f"expected MegaFlow's own package app in {os.path.dirname(expected)}, found another app at {place};"
@@ -73,9 +73,9 @@ if not TYPE_CHECKING:
         if name in __all__:
             check_app()
             for module in _MODULES:
-                if (found := getattr(import_module(module), name, None)) is not None:
-                    globals()[name] = found
-                    return found
+                if (value := getattr(import_module(module), name, None)) is not None:
+                    globals()[name] = value
+                    return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -8,7 +8,7 @@ from megaflow import check_app
 
 
 def main() -> None:
-    """Run a command. Another package `app` in the way is said in one line."""
+    """Runs a command. If another package `app` is imported first, prints one line and exits with 78."""
     try:
         check_app()
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A machine that joins another's installation: asks for its accounts, keeps them in its home, gives them back."""
+"""Joins this machine to another's installation: requests accounts, stores them in its home, and returns them."""
 
 from __future__ import annotations
 
@@ -34,60 +34,60 @@ _LOOK_S = 0.5
 def join(
     settings: Settings, url: str, token: str, chosen: dict[str, str], *, plain: bool = False, called: str = ""
 ) -> HostCredentials:
-    """Use a token up at the web server `url`, and keep what it gives in the home. Starts nothing.
+    """Uses up a join token at the web server `url`, and stores the accounts that it gives in the home. Starts nothing.
 
-    chosen: settings of this host alone, by variable. plain: allow http to another machine.
+    chosen: settings of this host only, by variable. plain: allow http to another machine.
 
-    Raises: SettingsInvalid: this machine has joined, or has a stack of its own; NotSignedIn, ServerUnavailable, and
-    whatever the server refuses. Then no account is left, but for an answer that was lost: the same token, asked with
-    from here again, gets others in place of these.
+    Raises: SettingsInvalid: this machine has joined already, or has its own stack; NotSignedIn, ServerUnavailable, and
+    every refusal of the server. After an error no account remains, unless the answer was lost: then use the same token
+    here again. The new accounts replace the lost ones.
     """
     _refuse_unready(settings)
     _refuse_plain(url, plain)
     home.prepare(settings)
     server = WebServer(url, token, _PATIENCE_S)
-    key = keep_once(settings.home / "join.key", secrets.token_urlsafe(32))  # the same until an answer has come
+    key = keep_once(settings.home / "join.key", secrets.token_urlsafe(32))  # the same key until an answer arrives
     body = {"called": called or socket.gethostname(), "key": key}
-    asked = Ask("POST", "/hosts/join", body=body, again=True)
-    made = server.read(TypeAdapter(HostCredentials), server.ask(asked).content)
+    request = Ask("POST", "/hosts/join", body=body, again=True)
+    credentials = server.read(TypeAdapter(HostCredentials), server.ask(request).content)
     try:
-        _keep(settings.home, url, made, chosen)
+        _keep(settings.home, url, credentials, chosen)
     except BaseException:
-        WebServer(url, made.secret, _PATIENCE_S).ask(Ask("POST", "/hosts/leave", again=True))
+        WebServer(url, credentials.secret, _PATIENCE_S).ask(Ask("POST", "/hosts/leave", again=True))
         forget(settings.home)
         raise
     load.cache_clear()
-    return made
+    return credentials
 
 
 def leave(settings: Settings, report: Report, *, wait_s: float, stop: Callable[[], object]) -> tuple[str, list[str]]:
-    """Drain this host, stop what runs, and give the accounts back; `stop` ends the programs.
+    """Drains this host, ends its programs with `stop`, and returns its accounts to the installation.
 
-    The host's name, and the keys that are good as before; see `joining.keys_of_all`.
+    Returns the host's name, and the keys that stay valid; see `joining.keys_of_all`.
 
-    wait_s: how long attempts may take to end; what still runs then starts again elsewhere.
+    wait_s: how long attempts may take to end. Those that still run then start again elsewhere.
 
-    Raises: StackNotRunning: this machine has not joined. ServerUnavailable: the accounts are still good, and the files
-    still here: try again, or remove the host at the installation.
+    Raises: StackNotRunning: this machine has not joined. ServerUnavailable: the accounts stay valid, and the files stay
+    here: try again, or remove the host at the installation.
     """
-    kept = _membership(settings.home)
+    membership = _membership(settings.home)
     try:
-        drain(settings, Database(settings.database(), pooled=False), kept["name"], report, wait_s=wait_s)
+        drain(settings, Database(settings.database(), pooled=False), membership["name"], report, wait_s=wait_s)
     except DatabaseUnavailable as error:
         report(f"not drained, since the ledger does not answer: {error}")
     stop()
     try:
-        WebServer(kept["server"], kept["secret"], _PATIENCE_S).ask(Ask("POST", "/hosts/leave", again=True))
+        WebServer(membership["server"], membership["secret"], _PATIENCE_S).ask(Ask("POST", "/hosts/leave", again=True))
     except NotSignedIn:
         report("the installation had removed this host already")
     keys = keys_of_all({}, host_file(settings.home))
     forget(settings.home)
     load.cache_clear()
-    return str(kept["name"]), keys
+    return str(membership["name"]), keys
 
 
 def drain(settings: Settings, database: Database, name: str, report: Report, *, wait_s: float) -> None:
-    """Have a host's standing instances take nothing new, and wait until they have left. Raises: DatabaseUnavailable."""
+    """Makes a host's standing instances take no new attempts; waits until they end. Raises: DatabaseUnavailable."""
     ids = hosts.standing(database, name)
     instances.drain(database, ids, hosts.LEAVES)
     nudge(settings, ids)
@@ -105,7 +105,7 @@ def drain(settings: Settings, database: Database, name: str, report: Report, *, 
 
 
 def wait_until_ready(settings: Settings, name: str, *, timeout_s: float) -> bool:
-    """Whether an instance of the host is ready, within this time."""
+    """Whether all live standing instances of the host become ready within this time."""
     database, until = Database(settings.database(), pooled=False), time.monotonic() + timeout_s
     while time.monotonic() < until:
         ids = hosts.standing(database, name)
@@ -115,16 +115,13 @@ def wait_until_ready(settings: Settings, name: str, *, timeout_s: float) -> bool
     return False
 
 
-# --- What is kept ---------------------------------------------------------------------------------------------------
-
-
 def _keep(folder: Path, url: str, made: HostCredentials, chosen: dict[str, str]) -> None:
     certificates = folder / "certificates"
     certificates.mkdir(mode=0o700, exist_ok=True)
     for name, text in made.files.items():
         write_private(certificates / Path(name).name, text)
-    kept = {"server": url, "name": made.name, "secret": made.secret}
-    write_private(folder / "host.json", json.dumps(kept) + "\n")
+    membership = {"server": url, "name": made.name, "secret": made.secret}
+    write_private(folder / "host.json", json.dumps(membership) + "\n")
     (folder / "join.key").unlink(missing_ok=True)
     variables = placed(made.variables, certificates) | {f"{PREFIX}JOINED": "true"} | chosen
     write_private(host_file(folder), "".join(f"{name}={_quoted(value)}\n" for name, value in sorted(variables.items())))
@@ -136,7 +133,7 @@ def _quoted(value: str) -> str:
 
 
 def forget(folder: Path) -> None:
-    """Delete what a join has kept."""
+    """Deletes the files that a join has stored."""
     for name in ("host.env", "host.json"):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / "certificates", ignore_errors=True)
@@ -144,16 +141,13 @@ def forget(folder: Path) -> None:
 
 def _membership(folder: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads((folder / "host.json").read_text())
+        membership: dict[str, Any] = json.loads((folder / "host.json").read_text())
     except FileNotFoundError:
         raise StackNotRunning(
             f"expected a machine that joined, found no host.json in {folder}; at the installation itself:"
             " `megaflow worker leave NAME`"
         ) from None
-    return found
-
-
-# --- What is refused ------------------------------------------------------------------------------------------------
+    return membership
 
 
 def _refuse_unready(settings: Settings) -> None:

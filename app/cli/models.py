@@ -23,10 +23,14 @@ from app.models.model_calls import Dialect
 from app.models.publication import OnNewWeights, ProbeSequence
 from app.models.spec import ModelChoice
 
-Name = Annotated[str, typer.Argument(metavar="MODEL", help="The model's stable name, or * for all without a row.")]
-Engine = Annotated[str | None, typer.Argument(metavar="[URL]", help="One of its engines; without it, all.")]
+Name = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Stable name of the model, or * for all that are not listed.")
+]
+Engine = Annotated[
+    str | None, typer.Argument(metavar="[URL]", help="URL of one of its inference servers; default: all.")
+]
 
-models = typer.Typer(help="Models: which engines answer for a model's name.", no_args_is_help=True)
+models = typer.Typer(help="Models and the inference servers that serve them.", no_args_is_help=True)
 
 _SAYS = {"chat": Dialect.CHAT, "responses": Dialect.RESPONSES, "messages": Dialect.MESSAGES}
 
@@ -50,7 +54,7 @@ _COLUMNS: dict[str, Callable[[ModelReplica], str]] = {
 
 @models.command(name="list")
 def list_models(json: Json = False) -> None:
-    """Every model's engines. A model that is not here is asked for at the endpoint of the settings."""
+    """List the inference servers of all models. A model that is not listed uses the endpoint of the settings."""
     with MegaFlow() as flow, flow.database.begin() as connection:
         listing(ledger.listed(connection), _COLUMNS, json=json)
 
@@ -58,23 +62,27 @@ def list_models(json: Json = False) -> None:
 @models.command()
 def add(
     model: Name,
-    url: Annotated[str, typer.Argument(metavar="URL", help="Base URL, as OpenAI's clients want it: with /v1.")],
-    upstream_model: Annotated[str | None, typer.Option("--as", help="The model's name at that engine.")] = None,
-    version: Annotated[str, typer.Option(help="Version of the policy, recorded with every call.")] = "",
+    url: Annotated[str, typer.Argument(metavar="URL", help="OpenAI-compatible base URL, with /v1.")],
+    upstream_model: Annotated[str | None, typer.Option("--as", help="Name of the model at that server.")] = None,
+    version: Annotated[str, typer.Option(help="Policy version, recorded with every call.")] = "",
     speaks: Annotated[
-        list[str] | None, typer.Option(help=f"{', '.join(_SAYS)}; several times. Without it the gateway finds out.")
+        list[str] | None, typer.Option(help=f"{', '.join(_SAYS)}; may be repeated. Default: the gateway detects it.")
     ] = None,
     api_key_env: Annotated[
-        str | None, typer.Option(help="NAME of the gateway's variable that holds the key; it goes to this URL only.")
+        str | None, typer.Option(help="Variable of the gateway with the key; the key is sent to this URL only.")
     ] = None,
-    context_tokens: Annotated[int | None, typer.Option(help="Prompt and answer; without it the engine says.")] = None,
+    context_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and answer; default: the server's.")
+    ] = None,
     engine: Annotated[
-        str | None, typer.Option(help=f"{', '.join(kind for kind in EngineKind if kind)}; without it it is found out.")
+        str | None, typer.Option(help=f"{', '.join(kind for kind in EngineKind if kind)}; default: detected.")
     ] = None,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Add it unseen, e.g. before it is started.")] = False,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Add it without a check, e.g. before it starts.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Let an engine answer for a model, and its key be sent there. In force within a second."""
+    """Add an inference server for a model, and allow its key to be sent there. In force within a second."""
     new = NewReplica(
         model=model,
         url=url,
@@ -89,13 +97,13 @@ def add(
         ledger.check_new(new)
         if not no_check:
             new = _checked(flow, new)
-        made = ledger.add(flow.database, new)
-    _say([made], "was added unseen" if no_check else "answers", json)
+        replica = ledger.add(flow.database, new)
+    _say([replica], "was added unseen" if no_check else "answers", json)
 
 
 @models.command()
 def drain(model: Name, url: Engine = None, json: Json = False) -> None:
-    """Send no more new attempts to an engine; those that are there stay until they end."""
+    """Send no new attempts to an inference server. Attempts that use it stay until they end."""
     with MegaFlow() as flow:
         changed = ledger.drain(flow.database, model, url)
     _say(changed, "takes no new attempts", json)
@@ -103,7 +111,7 @@ def drain(model: Name, url: Engine = None, json: Json = False) -> None:
 
 @models.command()
 def resume(model: Name, url: Engine = None, json: Json = False) -> None:
-    """Let a drained engine take new attempts again."""
+    """Send new attempts to a drained inference server again."""
     with MegaFlow() as flow:
         changed = ledger.resume(flow.database, model, url)
     _say(changed, "takes new attempts", json)
@@ -111,20 +119,20 @@ def resume(model: Name, url: Engine = None, json: Json = False) -> None:
 
 @models.command()
 def remove(model: Name, url: Engine = None, json: Json = False) -> None:
-    """Take an engine away. Attempts that it has go on at another one, or at the endpoint of the settings."""
+    """Remove an inference server. Its attempts go on at another one, or at the endpoint of the settings."""
     with MegaFlow() as flow:
-        gone = ledger.remove(flow.database, model, url)
-    _say(gone, "is gone", json)
+        removed = ledger.remove(flow.database, model, url)
+    _say(removed, "is gone", json)
 
 
 @models.command()
 def swap(
     model: Name,
-    version: Annotated[str, typer.Option(help="The new version's name.")],
-    upstream_model: Annotated[str | None, typer.Option("--as", help="The new version's name at its engines.")] = None,
+    version: Annotated[str, typer.Option(help="Name of the new version.")],
+    upstream_model: Annotated[str | None, typer.Option("--as", help="Name of the new version at its servers.")] = None,
     json: Json = False,
 ) -> None:
-    """Put another version behind a model's name, for all of it at once."""
+    """Switch a model's name to another version, on all its inference servers at once."""
     with MegaFlow() as flow:
         now = ledger.swap(flow.database, model, policy_version=version, upstream_model=upstream_model)
     _say(now, "is there", json)
@@ -133,20 +141,20 @@ def swap(
 @models.command()
 def publish(
     model: Name,
-    version: Annotated[str, typer.Option(help="The new version's name.")],
+    version: Annotated[str, typer.Option(help="Name of the new version.")],
     weights: Annotated[
-        str | None, typer.Argument(metavar="[WEIGHTS]", help="Path or URL that engines load; none: they have them.")
+        str | None, typer.Argument(metavar="[WEIGHTS]", help="Path or URL that servers load; default: they have it.")
     ] = None,
     probe: Annotated[
-        Path | None, typer.Option(help="JSON: token_ids and the logprobs that the version gives them, 32 or more.")
+        Path | None, typer.Option(help="JSON file: 32 or more token_ids, and their logprobs in the new version.")
     ] = None,
     on_new_weights: Annotated[
-        OnNewWeights, typer.Option(help="What becomes of calls under way; new ones wait.")
+        OnNewWeights, typer.Option(help="What happens to running calls; new calls wait.")
     ] = OnNewWeights.FINISH,
-    unverified: Annotated[bool, typer.Option("--unverified", help="Go live without a probe.")] = False,
+    unverified: Annotated[bool, typer.Option("--unverified", help="Publish without a probe.")] = False,
     json: Json = False,
 ) -> None:
-    """Update a model's engines to a version, verify it by a probe, and put it behind the name; or keep the old one."""
+    """Update a model's servers to a version, verify it with a probe and switch to it; else keep the old version."""
     sequence = None if probe is None else _probe(probe)
     with MegaFlow() as flow:
         new = NewVersion(model, version, weights, sequence, on_new_weights, unverified=unverified)
@@ -169,7 +177,7 @@ def _probe(path: Path) -> ProbeSequence:
 
 
 def _checked(flow: MegaFlow, new: NewReplica) -> NewReplica:
-    """As the gateway finds it, with which server it is. Raises: ModelEndpointUnavailable: nothing was changed."""
+    """Has the gateway check the server and detect its kind. Raises: ModelEndpointUnavailable: nothing was changed."""
     candidate = {
         "url": new.url,
         "api_key_env": new.api_key_env,

@@ -1,4 +1,4 @@
-"""Ends a command in order when it is told to end, so that it cleans up."""
+"""Ends a command cleanly when it gets a signal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from types import FrameType
 
 @contextmanager
 def ending_in_order(*numbers: signal.Signals) -> Iterator[None]:
-    """These signals, or SIGTERM, raise SystemExit in the block, once: what cleans up is not cut short by a second one.
+    """Makes these signals (default: SIGTERM) raise SystemExit in the block, once: a second one cannot cut the clean-up.
 
-    The exit code is that of a shell. In the main thread alone.
+    The exit code is 128 plus the signal's number, as a shell's. Works in the main thread only.
     """
     numbers = numbers or (signal.SIGTERM,)
 
@@ -29,6 +29,6 @@ def ending_in_order(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def ignore(*numbers: signal.Signals) -> None:
-    """From now on these signals do not end this process. Programs that it starts are not meant."""
+    """Makes this process ignore these signals from now on. Programs that it starts do not ignore them."""
     for number in numbers:
         signal.signal(number, lambda *_: None)

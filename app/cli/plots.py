@@ -24,20 +24,20 @@ _BLUE, _GREY, _RED = "#2b6cb0", "#a0aec0", "#c53030"
 
 
 def check_place(file: Path) -> None:
-    """Raises: OptionInvalid: the ending is of no form that is drawn; ModuleNotFoundError: the extra is missing."""
+    """Raises: OptionInvalid: unsupported file ending; ModuleNotFoundError: the extra is missing."""
     if file.suffix.lower() not in _FORMS:
         raise OptionInvalid(f"--plot: expected a file that ends in {' or '.join(_FORMS)}, found {str(file)!r}")
     import matplotlib  # noqa: F401
 
 
 def draw(made: Report, results: Iterable[TaskResult], file: Path) -> None:
-    """Write the plots of a report and of its tasks. Raises: ExportRefused: the file exists, or its folder does not."""
+    """Writes the plots of a report and its tasks. Raises: ExportRefused: the file exists, or its folder does not."""
     import matplotlib
     from matplotlib.figure import Figure
 
     rates, costs = _rates(made), _costs(made)
     by_replica = _rewards(results)
-    # Names are others': a `$` in one is no formula, and what the font has not got is a box.
+    # Names come from users: a `$` is not a formula, and a character that the font lacks is drawn as a box.
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings(), new_place(file) as part:
         warnings.simplefilter("ignore")
         height = 2.2 + 0.28 * max(len(rates), len(costs), 8)
@@ -50,40 +50,34 @@ def draw(made: Report, results: Iterable[TaskResult], file: Path) -> None:
         figure.savefig(part, dpi=120, format=file.suffix.lower().lstrip("."))
 
 
-# --- What is drawn --------------------------------------------------------------------------------------------------
-
-
 def _rates(made: Report) -> list[tuple[str, Slice]]:
-    """All, then the parts of each division that has several, then the baselines; of many, the first."""
+    """Returns the whole run, the parts of each division that has several, and the baselines; at most 40."""
     parts = [(made.headline.name, made.headline)]
     for division, slices in made.by.items():
-        if len(slices) > 1 and division != "end reason":  # an end is a result itself
+        if len(slices) > 1 and division != "end reason":  # an end reason is a result itself
             parts += [(f"{division}: {one.name}", one) for one in slices]
     parts += [(one.name, one) for one in made.baselines]
     return [(_short(name), one) for name, one in parts if one.rate is not None][:_MOST_BARS]
 
 
 def _costs(made: Report) -> list[tuple[str, float]]:
-    """Of each agent with its model, as far as prices are known and something was solved."""
-    found = [(_short(one.name), one.cost_per_solved_usd) for one in made.by.get("agent", ())]
-    return [(name, cost) for name, cost in found if cost is not None][:_MOST_BARS]
+    """Returns the cost per solved task by agent and model, where prices are known and something was solved."""
+    costs = [(_short(one.name), one.cost_per_solved_usd) for one in made.by.get("agent", ())]
+    return [(name, cost) for name, cost in costs if cost is not None][:_MOST_BARS]
 
 
 def _rewards(results: Iterable[TaskResult]) -> dict[int, list[float]]:
-    """By replica, of the tasks that are scored."""
-    found: dict[int, list[float]] = defaultdict(list)
+    """Returns the rewards of scored tasks by replica, without scripted tasks and baselines."""
+    rewards: dict[int, list[float]] = defaultdict(list)
     for one in results:
         if one.verdict is not None and one.verdict.counts and not one.scripted and one.agent not in BASELINES:
-            found[one.replica].append(one.verdict.reward or 0.0)
-    return dict(sorted(found.items()))
+            rewards[one.replica].append(one.verdict.reward or 0.0)
+    return dict(sorted(rewards.items()))
 
 
 def _short(name: str) -> str:
     plain = " ".join(clean(name).split())
     return plain if len(plain) <= _MOST_LETTERS else f"{plain[: _MOST_LETTERS - 1]}…"
-
-
-# --- The three plots ------------------------------------------------------------------------------------------------
 
 
 def _draw_rates(axes: Any, parts: Sequence[tuple[str, Slice]]) -> None:
@@ -98,7 +92,7 @@ def _draw_rates(axes: Any, parts: Sequence[tuple[str, Slice]]) -> None:
 
 
 def _draw_rewards(axes: Any, by_replica: dict[int, list[float]]) -> None:
-    """A circle for each reward that a replica got, as large as it was frequent, and a line at the mean."""
+    """Draws a circle for each reward of a replica, sized by its frequency, and a line at the mean."""
     axes.set(title="rewards by replica, and their mean", xlabel="replica", ylabel="reward")
     axes.set_xticks(list(by_replica), [str(one) for one in by_replica])
     for replica, rewards in by_replica.items():
@@ -118,7 +112,7 @@ def _draw_costs(axes: Any, costs: Sequence[tuple[str, float]]) -> None:
 
 
 def _rows(axes: Any, names: Sequence[str]) -> None:
-    """Named rows, the first at the top."""
+    """Names the rows, the first at the top."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.4)

@@ -1,4 +1,4 @@
-"""Live progress of runs: two lines that are redrawn on a terminal, a line each 10 seconds where output is piped."""
+"""Shows live progress of runs: two lines redrawn on a terminal, or a line every 10 seconds where output is piped."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LOOK_S = 1.0
 _PIPED_EVERY_S = 10.0
 _BAR = 20
 _ESTIMATE_FROM = 3
-"""The time left is told when a third of the tasks has ended."""
+"""The time left is shown when a third of the tasks has ended."""
 _INTERRUPTED = 130
 _TEARDOWN_LOOKS = 20
 
 
 def submit_all(flow: MegaFlow, asked: Iterable[Submission], *, check: ModelCheck | None = None) -> list[Run]:
-    """Submit runs that belong together. Raises: as `MegaFlow.submit`; those before it go on, and are named."""
+    """Submits runs that belong together. Raises: as `MegaFlow.submit`; runs accepted before are printed and go on."""
     runs: list[Run] = []
     try:
         for one in asked:
@@ -42,9 +42,9 @@ def submit_all(flow: MegaFlow, asked: Iterable[Submission], *, check: ModelCheck
 
 
 def follow(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) -> list[TaskResult]:
-    """Show progress until all tasks have ended; their results in the order of submission.
+    """Shows progress until all tasks have ended; returns their results in the order of submission.
 
-    timeout: seconds. Ctrl-C leaves the runs as they are and says how to go on.
+    timeout: seconds. Ctrl-C leaves the runs as they are and prints how to go on.
 
     Raises: WaitTimeout; typer.Exit with 130 after Ctrl-C.
     """
@@ -57,7 +57,7 @@ def follow(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) 
 
 
 def wait(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) -> None:
-    """Show progress until all tasks have ended. Raises: WaitTimeout."""
+    """Shows progress until all tasks have ended. Raises: WaitTimeout."""
     with display() as show:
         _wait(flow, [run.id for run in watched], show, timeout)
 
@@ -78,11 +78,11 @@ def _wait(flow: MegaFlow, run_ids: list[UUID], show: Callable[[list[str]], None]
 
 
 def lines(now: Progress, elapsed_s: float, *, ended_before: int = 0) -> list[str]:
-    """What is shown of a moment; ended_before: tasks that had ended when the watching began."""
+    """Returns the lines of one moment. ended_before: tasks that had ended when the watching began."""
     filled = _BAR * now.ended // max(1, now.total)
     ended, left = now.ended - ended_before, now.total - now.ended
-    parts = [f"{now.ended}/{now.total} ended", lasted(elapsed_s)]  # the times first: a narrow terminal cuts the rest
-    if ended and left and now.ended * _ESTIMATE_FROM >= now.total:  # the first to end are the quick ones
+    parts = [f"{now.ended}/{now.total} ended", lasted(elapsed_s)]  # times first: a narrow terminal cuts the end
+    if ended and left and now.ended * _ESTIMATE_FROM >= now.total:  # the first tasks to end are the quick ones
         parts.append(f"about {lasted(max(10.0, elapsed_s / ended * left))} left")
     for word, score, count in (("score", now.score, now.scored), ("scripted", now.scripted_score, now.scripted)):
         if count:
@@ -100,19 +100,19 @@ def lines(now: Progress, elapsed_s: float, *, ended_before: int = 0) -> list[str
 
 @contextmanager
 def display() -> Iterator[Callable[[list[str]], None]]:
-    """Shows lines: in place on a terminal, else the newest at most each 10 seconds, and the last."""
+    """Yields a function that shows lines: in place on a terminal, else the newest at most every 10 s, and the last."""
     if errors.is_terminal:
         with Live(console=errors, auto_refresh=False) as live:
             yield lambda now: live.update(
                 Text("\n".join(map(clean, now)), no_wrap=True, overflow="ellipsis"), refresh=True
             )
         return
-    told = -_PIPED_EVERY_S
+    printed_at = -_PIPED_EVERY_S
 
     def show(now: list[str]) -> None:
-        nonlocal told
-        if len(now) == 1 or time.monotonic() - told >= _PIPED_EVERY_S:
-            told = time.monotonic()
+        nonlocal printed_at
+        if len(now) == 1 or time.monotonic() - printed_at >= _PIPED_EVERY_S:
+            printed_at = time.monotonic()
             errors.print("\n  ".join(now), soft_wrap=True)
 
     yield show
@@ -127,11 +127,11 @@ def _say_how_to_go_on(watched: list[Run]) -> None:
 
 
 def _with_teardown(flow: MegaFlow, task_ids: list[UUID]) -> list[TaskResult]:
-    """The results, with the last teardown's time when it follows within moments: an outcome is on record before it."""
+    """Returns the results. Waits up to 2 s for the last teardown's time: an outcome is recorded before it."""
     for _ in range(_TEARDOWN_LOOKS):
-        found = flow.installation.results(task_ids)
-        late = [r for r in found if r.attempt and r.attempt.verdict and Phase.TORN_DOWN not in r.attempt.phases]
+        results = flow.installation.results(task_ids)
+        late = [r for r in results if r.attempt and r.attempt.verdict and Phase.TORN_DOWN not in r.attempt.phases]
         if not late:
             break
         time.sleep(0.1)
-    return found
+    return results

@@ -1,4 +1,4 @@
-"""`megaflow record`: what a run's models said, for the replay engine."""
+"""Implements `megaflow record`: stores a run's model answers for the replay engine."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def register(cli: typer.Typer) -> None:
 
 
 def record(run: NamedRun, json: Json = False) -> None:
-    """Fetch what a run's models said, one file per task: the model `replay:RUN ID` then says it again."""
+    """Store a run's model answers, one file per task. The model `replay:RUN ID` gives the same answers again."""
     with MegaFlow() as flow:
         run_id = results.find(flow.database, "runs", run)
         target = flow.settings.recordings / str(run_id)
-        found = results.results(flow.database, results.task_ids(flow.database, run_id))
-        written = fetch(flow, found, target)
+        task_results = results.results(flow.database, results.task_ids(flow.database, run_id))
+        written = fetch(flow, task_results, target)
     text = f"{written} attempts recorded in {target}; --model replay:{run_id} plays them"
     answer({"run_id": run_id, "folder": target, "written": written}, text, json=json)
 
 
 def fetch(flow: MegaFlow, found: Sequence[TaskResult], folder: Path) -> int:
-    """Write the calls of each task's last attempt into `folder`; how many there were.
+    """Writes the calls of each task's last attempt into `folder`; returns the number of files.
 
-    Raises: SpecInvalid: the run has none at all; ArtifactMissing, ArtifactStoreUnavailable.
+    Raises: SpecInvalid: the run has no calls at all; ArtifactMissing, ArtifactStoreUnavailable.
     """
     from app.model_service.replay.recordings import file_name
 
@@ -47,7 +47,7 @@ def fetch(flow: MegaFlow, found: Sequence[TaskResult], folder: Path) -> int:
         target = folder / file_name(result.name, result.replica, result.agent)
         part = target.with_name(f".{target.name}.part")
         part.write_bytes(store.get(calls.key))
-        part.replace(target)  # an engine that reads at this moment sees the old or the new one
+        part.replace(target)  # an engine that reads now sees the old file or the new one
         written += 1
     if not written:
         raise SpecInvalid(

@@ -1,4 +1,4 @@
-"""`megaflow regrade`: judges kept test reports again, with the graders of this release."""
+"""Implements `megaflow regrade`: grades stored test reports again with the graders of this release."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ def register(cli: typer.Typer) -> None:
 def regrade(
     run: NamedRun,
     grader_version: Annotated[
-        str | None, typer.Option(help="Only what this one judged, such as 'swebench 4.1.0' (`report` names them).")
+        str | None, typer.Option(help="Only verdicts of this grader, such as 'swebench 4.1.0' (`report` lists them).")
     ] = None,
     anew: Annotated[
-        bool, typer.Option("--anew", help="Grade what was left to graders once more, where no report says it.")
+        bool, typer.Option("--anew", help="Run the graders again for verdicts that no stored report can give.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Judge a run's kept test reports again, without agents; earlier verdicts stay beside the new ones.
+    """Grade a run's stored test reports again, without agents. Earlier verdicts stay.
 
-    `--anew` works on the installation's machine alone.
+    `--anew` works only on the installation's machine.
     """
     from app.cli.orderly import ending_in_order
 
     with MegaFlow() as flow, ending_in_order():
         place = _place(flow) if anew else None
-        found = flow.installation.regrade(flow.installation.find_run(run), grader=grader_version, place=place)
+        summary = flow.installation.regrade(flow.installation.find_run(run), grader=grader_version, place=place)
     if json:
-        as_json(found)
+        as_json(summary)
     else:
-        _print_summary(found)
+        _print_summary(summary)
 
 
 def _place(flow: MegaFlow) -> VerifierPlace:
-    """Environments on this host. Raises: NotRemote."""
+    """Returns a function that makes environments on this host. Raises: NotRemote."""
     from app.artifacts.bundles import fetch_bundle
     from app.cli.shell import EnvironmentRequest, standing
 
     store = flow.store
 
     def place(task: AgentTask) -> AbstractContextManager[Environment]:
-        asked = EnvironmentRequest(task, lambda bundle: fetch_bundle(store, bundle))
-        return standing(asked, flow.settings, task.limits.grading_timeout_s)
+        request = EnvironmentRequest(task, lambda bundle: fetch_bundle(store, bundle))
+        return standing(request, flow.settings, task.limits.grading_timeout_s)
 
     return place
 

@@ -1,4 +1,4 @@
-"""`megaflow report`, `compare` and `diagnose`: what a run's numbers say, and what they do not."""
+"""Implements `megaflow report`, `compare` and `diagnose`: rates, comparison and failures of runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from app.evaluation.transcripts import TranscriptReport
 
 _SHOWN = 10
-"""Rows of a part, and names of flips, that a terminal gets; `--json` has all."""
+"""Maximum rows of a table, and names in a list, on a terminal; `--json` has all."""
 
 
 def register(cli: typer.Typer) -> None:
@@ -33,19 +33,21 @@ def register(cli: typer.Typer) -> None:
 
 def report(
     run: NamedRun,
-    html: Annotated[Path | None, typer.Option("--html", help="Write it as one HTML file that needs no other.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write the report as one self-contained HTML file.")
+    ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Draw it into this file, .png or .svg (extra `plots`).")
+        Path | None, typer.Option("--plot", help="Draw the report into this file: .png or .svg (extra `plots`).")
     ] = None,
     allow_loss: Annotated[
-        bool, typer.Option("--allow-loss", help="Tell the rate although infrastructure lost more than 2 %.")
+        bool, typer.Option("--allow-loss", help="Show the rate even if infrastructure lost more than 2 %.")
     ] = False,
     transcripts: Annotated[
-        bool, typer.Option("--transcripts", help="Check all transcripts, before the run's end too, and show examples.")
+        bool, typer.Option("--transcripts", help="Check all transcripts, also before the run ends, and show examples.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """A run's pass rate with its interval, what was lost and why, cost, and all that the numbers depend on."""
+    """Print a run's pass rate with its interval, the tasks not scored, cost, and what the numbers depend on."""
     for file in (html, plot):
         if file is not None and file.exists():
             raise ExportRefused(f"expected a file that does not exist yet; found {file}; choose another or remove it")
@@ -55,22 +57,22 @@ def report(
         plots.check_place(plot)
     with MegaFlow() as flow:
         run_id = flow.installation.find_run(run)
-        made = flow.installation.report(run_id, allow_loss=allow_loss)
-        found = _transcripts_of(flow, made, all_bytes=transcripts)
+        run_report = flow.installation.report(run_id, allow_loss=allow_loss)
+        findings = _transcripts_of(flow, run_report, all_bytes=transcripts)
         results = flow.installation.results(flow.installation.task_ids(run_id)) if plot is not None else ()
     if html is not None:
-        _write_page(html, made, found)
+        _write_page(html, run_report, findings)
     if plot is not None:
-        plots.draw(made, results, plot)
+        plots.draw(run_report, results, plot)
         say(f"written to {plot}")
     if json:
-        as_json({**made.model_dump(mode="json"), **({"transcripts": found} if found else {})})
+        as_json({**run_report.model_dump(mode="json"), **({"transcripts": findings} if findings else {})})
     elif html is None and plot is None:
-        _print_report(made, found, examples=transcripts)
+        _print_report(run_report, findings, examples=transcripts)
 
 
 def _transcripts_of(flow: MegaFlow, made: Report, *, all_bytes: bool) -> TranscriptReport | None:
-    """What the rules found; None: the run goes on, no agent asked a model, or what is kept cannot be reached."""
+    """Returns the rules' findings. None: the run goes on, no agent called a model, or the storage is unavailable."""
     if not all_bytes and (made.headline.unfinished or not made.headline.total):
         return None
     try:
@@ -90,46 +92,43 @@ def _write_page(html: Path, made: Report, found: TranscriptReport | None) -> Non
     say(f"written to {html}")
 
 
-_ALLOWED = "image, limits, resources, agent, prompt or grader: compare although it differs; again for several."
+_ALLOWED = "image, limits, resources, agent, prompt or grader: compare although it differs; may be repeated."
 
 
 def compare(
     first: Annotated[str, typer.Argument(help="A run: its name, `latest`, or its id or the end of it.")],
-    second: Annotated[str, typer.Argument(help="The run that is compared with it.")],
+    second: Annotated[str, typer.Argument(help="The run to compare with it.")],
     allow: Annotated[list[str] | None, typer.Option("--allow", help=_ALLOWED)] = None,
     power: Annotated[
-        float | None, typer.Option("--power", min=0.0001, max=1, help="Tell the replicas that show this difference.")
+        float | None, typer.Option("--power", min=0.0001, max=1, help="Print how many replicas show this difference.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """What the second run has over the first, task by task; refused where more than the model differs."""
+    """Compare the second run with the first, task by task. Refused where more than the model differs."""
     from app.evaluation.comparison import SAME
 
     if unknown := [one for one in allow or () if one not in SAME]:
         raise typer.BadParameter(f"expected {', '.join(SAME)}; found {unknown[0]!r}", param_hint="--allow")
     with MegaFlow() as flow:
         ids = [flow.installation.find_run(name) for name in (first, second)]
-        found = flow.installation.compare(ids[0], ids[1], allow=allow or (), power=power)
+        comparison = flow.installation.compare(ids[0], ids[1], allow=allow or (), power=power)
     if json:
-        as_json(found)
+        as_json(comparison)
     else:
-        _print_comparison(found, first, second)
+        _print_comparison(comparison, first, second)
 
 
 def diagnose(run: NamedRun, json: Json = False) -> None:
-    """What went wrong in a run, by what the failures have in common; the most frequent first."""
+    """Group a run's failures by what they have in common, the most frequent first."""
     with MegaFlow() as flow:
-        found = flow.installation.diagnose(flow.installation.find_run(run))
+        groups = flow.installation.diagnose(flow.installation.find_run(run))
     if json:
-        as_json(found)
+        as_json(groups)
         return
-    if not found:
+    if not groups:
         console.print("nothing failed")
-    for group in found:
+    for group in groups:
         _print_group(group)
-
-
-# --- A report on a terminal -----------------------------------------------------------------------------------------
 
 
 def _print_report(made: Report, found: TranscriptReport | None = None, *, examples: bool = False) -> None:
@@ -182,7 +181,7 @@ def _print_slices(title: str, parts: Sequence[Slice]) -> None:
 
 
 _ALWAYS = ("solved", "scored", "rate", "95 %")
-"""Columns that are shown when they are empty, too."""
+"""Columns that are shown even when they are empty."""
 
 
 def _figures(part: Slice) -> dict[str, str]:
@@ -234,22 +233,22 @@ def _bounds(rate: Rate) -> str:
 
 
 def _cost(part: Slice) -> str:
-    told = [
+    facts = [
         *([] if part.cost_usd is None else [f"${part.cost_usd:.2f} in all"]),
         *([] if part.cost_per_solved_usd is None else [f"${part.cost_per_solved_usd:.2f} per solved"]),
         *([] if part.seconds_per_solved is None else [f"{lasted(part.seconds_per_solved)} of agents per solved"]),
         *([] if part.grading_s is None else [f"grading {grading_cost(part.grading_s, part.grading_usd)}"]),
     ]
-    return f"; {', '.join(told)}" if told else ""
+    return f"; {', '.join(facts)}" if facts else ""
 
 
 def _limits_met(part: Slice) -> str:
-    told = [
+    facts = [
         *([f"{part.memory_kills} processes killed for memory"] if part.memory_kills else []),
         *([f"throttled {lasted(part.throttled_s)}"] if part.throttled_s else []),
         *([f"{part.out_of_time} out of time"] if part.out_of_time else []),
     ]
-    return ", ".join(told)
+    return ", ".join(facts)
 
 
 def _datasets(made: Report) -> Iterable[str]:
@@ -266,11 +265,8 @@ def _some(values: Sequence[str], most: int = _SHOWN, between: str = ", ") -> str
 
 
 def _few(values: Sequence[str]) -> str:
-    shown = [value[:19] if value.startswith("sha256:") else value for value in values]  # `--json` has digests whole
+    shown = [value[:19] if value.startswith("sha256:") else value for value in values]  # `--json` has full digests
     return _some(shown, 3, "; ")
-
-
-# --- A comparison, a diagnosis --------------------------------------------------------------------------------------
 
 
 def _print_comparison(found: Comparison, first: str, second: str) -> None:
@@ -287,10 +283,10 @@ def _print_comparison(found: Comparison, first: str, second: str) -> None:
         if found.by_majority:
             names = _solved_more_often(found, second=is_second)
         if names:
-            said = "more often than the other" if found.by_majority else "that the other did not"
-            console.print(f"  solved {len(names)} {said}: {_some(names)}", soft_wrap=True)
-    for what, (mine, other) in found.differs.items():
-        console.print(f"differs: {what}: {_few(mine)} | {_few(other)}", soft_wrap=True)
+            phrase = "more often than the other" if found.by_majority else "that the other did not"
+            console.print(f"  solved {len(names)} {phrase}: {_some(names)}", soft_wrap=True)
+    for what, (values, other) in found.differs.items():
+        console.print(f"differs: {what}: {_few(values)} | {_few(other)}", soft_wrap=True)
     if found.power_difference is not None:
         needed = found.replicas_needed
         shown = (
@@ -303,7 +299,7 @@ def _print_comparison(found: Comparison, first: str, second: str) -> None:
 
 
 def _solved_more_often(found: Comparison, *, second: bool) -> tuple[str, ...]:
-    """`NAME (3/5 against 2/5)`, of the tasks that this run of the two has solved more often."""
+    """Returns `NAME (3/5 against 2/5)` for each task that this run solved more often than the other."""
     named = []
     for one in found.more_often:
         (a, of_a), (b, of_b) = (one.second, one.first) if second else (one.first, one.second)

@@ -15,7 +15,7 @@ from app.errors import LimitInvalid
 from app.ledger import classes as ledger
 from app.ledger.classes import ResourceClass
 
-classes = typer.Typer(help="Resource classes: kinds of instances, each with lines and capacity of its own.")
+classes = typer.Typer(help="Resource classes: kinds of instances, each with its own queues and capacity.")
 
 
 def register(cli: typer.Typer) -> None:
@@ -24,7 +24,7 @@ def register(cli: typer.Typer) -> None:
 
 @classes.callback(invoke_without_command=True)
 def list_(context: typer.Context, json: Json = False) -> None:
-    """Resource classes: kinds of instances, each with lines and capacity of its own."""
+    """Resource classes: kinds of instances, each with its own queues and capacity."""
     if context.invoked_subcommand is not None:
         return
     with MegaFlow() as flow:
@@ -53,21 +53,21 @@ def _load(flow: MegaFlow) -> dict[str, ResourceClass]:
 
 @classes.command(name="set")
 def set_(
-    name: Annotated[str, typer.Argument(help="A new class, or one that there is.")],
-    cpus: Annotated[str | None, typer.Option(help="Of one instance.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Of one instance, e.g. 4GiB.")] = None,
-    gpus: Annotated[str | None, typer.Option(help="Of one instance.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of a new or an existing class.")],
+    cpus: Annotated[str | None, typer.Option(help="CPUs of one instance.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of one instance, e.g. 4GiB.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="GPUs of one instance.")] = None,
     arch: Annotated[str | None, typer.Option(help="amd64 or arm64.")] = None,
-    ephemeral: Annotated[str | None, typer.Option(help="Ephemeral instances at once.")] = None,
-    ephemeral_provider: Annotated[str | None, typer.Option(help="Who makes them.")] = None,
-    persistent_provider: Annotated[str | None, typer.Option(help="Who makes standing instances.")] = None,
-    pool_min: Annotated[str | None, typer.Option(help="Standing instances at least.")] = None,
-    pool_max: Annotated[str | None, typer.Option(help="Standing instances at most.")] = None,
+    ephemeral: Annotated[str | None, typer.Option(help="Maximum number of ephemeral instances.")] = None,
+    ephemeral_provider: Annotated[str | None, typer.Option(help="Provider of ephemeral instances.")] = None,
+    persistent_provider: Annotated[str | None, typer.Option(help="Provider of standing instances.")] = None,
+    pool_min: Annotated[str | None, typer.Option(help="Minimum number of standing instances.")] = None,
+    pool_max: Annotated[str | None, typer.Option(help="Maximum number of standing instances.")] = None,
     slots: Annotated[str | None, typer.Option(help="Attempts at once on a standing instance.")] = None,
     cooldown: Annotated[str | None, typer.Option(help="Seconds without work before the pool shrinks.")] = None,
     json: Json = False,
 ) -> None:
-    """Define a class or change one. `default` gives a value back to the settings. In force at once."""
+    """Define or change a class. The value `default` restores the setting. In force at once."""
     numbers = {
         "cpus": cpus,
         "gpus": gpus,
@@ -82,8 +82,8 @@ def set_(
         "ephemeral_provider": ephemeral_provider,
         "persistent_provider": persistent_provider,
     }
-    changes: dict[str, Any] = {column: _number(column, said) for column, said in numbers.items() if said is not None}
-    changes |= {column: _word(said) for column, said in words.items() if said is not None}
+    changes: dict[str, Any] = {column: _number(column, text) for column, text in numbers.items() if text is not None}
+    changes |= {column: _word(text) for column, text in words.items() if text is not None}
     if memory is not None:
         changes["memory_bytes"] = _word(memory) and size_bytes(memory)
     with MegaFlow() as flow:
@@ -95,13 +95,11 @@ def set_(
 
 @classes.command()
 def remove(name: Annotated[str, typer.Argument()], json: Json = False) -> None:
-    """Remove a class of which no task waits or runs and no instance lives."""
+    """Remove a class. Refused while its tasks wait or run, or its instances live."""
     with MegaFlow() as flow:
         ledger.remove_class(flow.database, name)
     answer({"name": name}, f"class {name} removed", json=json)
 
-
-# --- Values as people write them ------------------------------------------------------------------------------------
 
 _DEFAULT = "default"
 
@@ -116,7 +114,7 @@ def _number(column: str, said: str) -> float | None:
 
 
 def size_bytes(said: str) -> int:
-    """`4GiB` is 4 << 30 bytes, `4GB` 4 * 1000**3, `4096` bytes. Raises: LimitInvalid."""
+    """Returns a size in bytes: `4GiB` is 4 << 30, `4GB` is 4 * 1000**3, `4096` is 4096. Raises: LimitInvalid."""
     try:
         return TypeAdapter(ByteSize).validate_python(said)
     except ValidationError:

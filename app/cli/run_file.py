@@ -1,7 +1,6 @@
-"""A run described by a file: a YAML mapping whose keys are the names of the command's own options.
+"""Reads a run's options from a file: a YAML mapping whose keys are the names of the command's options.
 
-The keys come from the command's parameters, so that an option needs nothing more to be a key. What stands on the
-command line goes before the file.
+The keys come from the command's parameters, so a new option is a key at once. The command line overrides the file.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ import yaml
 from app.errors import SettingsInvalid
 
 _NOT_KEYS = frozenset({"config", "dry_run", "help", "json"})
-"""Options that say what to do with a run, not what the run is."""
+"""Options that control what is done with a run, and do not describe it."""
 
 
 class RunFileInvalid(SettingsInvalid):
-    """The file of a run cannot be read, or has a key that is no option."""
+    """A run file that cannot be read, or has a key that is not an option."""
 
     exit_code = 64
 
 
 def _key(parameter: Any) -> str:
-    """`max-steps` for `--max-steps`."""
+    """Returns the key of a parameter: `max-steps` for `--max-steps`."""
     long = [option for option in parameter.opts if option.startswith("--")]
     return long[0][2:] if long else str(parameter.name)
 
 
 def _read(context: typer.Context, path: Path | None) -> Path | None:
-    """Make the file's values the command's defaults. Raises: RunFileInvalid."""
+    """Makes the file's values the command's defaults. Raises: RunFileInvalid."""
     if path is None or context.resilient_parsing:
         return path
     try:
@@ -60,7 +59,7 @@ def _unknown(found: str, known: list[str]) -> str:
 
 
 def _value(where: str, value: Any, parameter: Any) -> Any:
-    if isinstance(value, date) and not isinstance(value, datetime):  # YAML reads 2024-05-31 so
+    if isinstance(value, date) and not isinstance(value, datetime):  # YAML reads 2024-05-31 as a date
         return value.isoformat()
     several = getattr(parameter, "multiple", False) or getattr(parameter, "nargs", 1) == -1
     if several and not isinstance(value, list):
@@ -81,6 +80,6 @@ ConfigOption = Annotated[
         "-c",
         is_eager=True,
         callback=_read,
-        help="A YAML file of this command's options, such as `max-steps: 30`; the command line goes before it.",
+        help="A YAML file of this command's options, such as `max-steps: 30`; the command line overrides it.",
     ),
 ]

@@ -31,7 +31,7 @@ def register(cli: typer.Typer) -> None:
 
 
 def open_networks_line(notes: RunNotes, tasks: int) -> str:
-    """How many tasks of the run reach every public address; empty when none does."""
+    """Returns a line with the number of tasks that reach every public address; empty when none does."""
     if not notes.open_networks:
         return ""
     return (
@@ -41,7 +41,7 @@ def open_networks_line(notes: RunNotes, tasks: int) -> str:
 
 
 def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json: bool) -> None:
-    """The result table, then the score of every run with its denominator."""
+    """Prints the result table, then the score of every run with its denominator."""
     of_runs = [(run, flow.status(run.id), flow.installation.notes(run.id)) for run in watched]
     if json:
         runs = [
@@ -51,7 +51,7 @@ def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json:
         as_json({"runs": runs, "results": found})
         return
     console.print(results_table(found))
-    beside = console if console.is_terminal else errors  # a pipe gets the table alone
+    beside = console if console.is_terminal else errors  # a pipe gets only the table
     for run, state, notes in of_runs:
         beside.print(summary(state, _interval(notes)), soft_wrap=True)
         for line in (open_networks_line(notes, len(run.handles)), notes.unvalidated):
@@ -61,9 +61,9 @@ def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json:
 
 
 def _interval(notes: RunNotes) -> str:
-    """` (95 %: 42 to 81 %)` of a run's scored tasks; empty where there are none, or without the packages for it.
+    """Returns ` (95 %: 42 to 81 %)` for a run's scored tasks; empty without scored tasks or the packages for it.
 
-    Agents that say something about tasks and not about a model have none.
+    Agents that measure tasks and not a model have no interval.
     """
     if notes.interval is None:
         return ""
@@ -91,22 +91,22 @@ def runs(limit: Annotated[int, typer.Option(min=1, max=100_000)] = 20, json: Jso
 
 def status(
     run: NamedRun,
-    watch: Annotated[bool, typer.Option("--watch", help="Live, until all have ended.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show progress until all tasks have ended.")] = False,
     json: Json = False,
 ) -> None:
-    """Where a run stands: every task with its mode, instance, end and times."""
+    """Show a run: every task with its mode, instance, end and times."""
     with MegaFlow() as flow:
-        found = flow.run(flow.installation.find_run(run))
+        watched = flow.run(flow.installation.find_run(run))
         if watch:
-            follow(flow, [found])
-        rows = flow.installation.results([handle.task_id for handle in found.handles])
+            follow(flow, [watched])
+        rows = flow.installation.results([handle.task_id for handle in watched.handles])
         if not json:
-            (console if console.is_terminal else errors).print(states(flow.status(found.id)))
-        report(flow, [found], rows, json=json)
+            (console if console.is_terminal else errors).print(states(flow.status(watched.id)))
+        report(flow, [watched], rows, json=json)
 
 
 def show(task: Named, json: Json = False) -> None:
-    """Everything about one task: attempts, phases, verdict, evidence."""
+    """Show everything about one task: attempts, phases, verdict, artifacts."""
     with MegaFlow() as flow:
         result = _result(flow, task)
         notes = flow.installation.task_notes(result.task_id)
@@ -147,8 +147,8 @@ def _print_verdict(result: TaskResult) -> None:
     console.print(f"verdict: reward {reward(result)}{tests}; {result.verdict.detail}")
     if result.verdict.suspect:
         claimed = result.verdict.claimed_reward
-        told = "" if claimed is None else f"; the grading would have given {claimed:g}"
-        console.print(f"  suspect by the rule {result.verdict.suspect}{told}", soft_wrap=True)
+        note = "" if claimed is None else f"; the grading would have given {claimed:g}"
+        console.print(f"  suspect by the rule {result.verdict.suspect}{note}", soft_wrap=True)
     if result.verdict.regraded_at is not None:
         console.print(f"  regraded {result.verdict.regraded_at:%Y-%m-%d %H:%M} UTC by {result.verdict.grader}")
     for one in result.verdict.previous:
@@ -168,8 +168,12 @@ def _print_attempt(attempt: AttemptRecord) -> None:
         console.print(f"  {attempt.failure.error}: {attempt.failure.message}")
     if durations := ", ".join(f"{name} {lasted(seconds)}" for name, seconds in spans(attempt).items()):
         console.print(f"  {durations}")
-    told = attempt.environment
-    facts = [f"{name.replace('_', ' ')} {told[name]}" for name in _FACTS if isinstance(told.get(name), str | int)]
+    description = attempt.environment
+    facts = [
+        f"{name.replace('_', ' ')} {description[name]}"
+        for name in _FACTS
+        if isinstance(description.get(name), str | int)
+    ]
     if facts:
         console.print(f"  environment: {', '.join(facts)}")
     for line in limit_lines(attempt):
@@ -183,11 +187,11 @@ def _print_attempt(attempt: AttemptRecord) -> None:
 
 
 _FACTS = ("kind", "origin", "path", "network", "image")
-"""What of an environment's description is shown."""
+"""Facts of an environment's description that are shown."""
 
 
 def logs(task: Named, json: Json = False) -> None:
-    """The events of a task, then its agent's log and its test report."""
+    """Print a task's events, its agent's log and its test report."""
     with MegaFlow() as flow:
         result = _result(flow, task)
         events = flow.installation.task_events(result.task_id)
@@ -197,8 +201,8 @@ def logs(task: Named, json: Json = False) -> None:
             as_json({"task_id": result.task_id, "events": [event._asdict() for event in events], **texts})
             return
         console.print(outcome(result), style="bold")
-        if result.attempt is not None and (taken := spans(result.attempt)):
-            console.print(", ".join(f"{name} {lasted(seconds)}" for name, seconds in taken.items()))
+        if result.attempt is not None and (durations := spans(result.attempt)):
+            console.print(", ".join(f"{name} {lasted(seconds)}" for name, seconds in durations.items()))
         for event in events:
             console.print(f"{clock(event.at)} {event.kind} {_line(event.data or {})}".rstrip(), soft_wrap=True)
         for kind in kinds:
@@ -208,7 +212,7 @@ def logs(task: Named, json: Json = False) -> None:
 
 
 def _line(data: Mapping[str, Any]) -> str:
-    """An event's facts on one line: `number=1, state=running`; what is empty is left out."""
+    """Returns an event's facts on one line: `number=1, state=running`. Values that are None are left out."""
     return ", ".join(f"{name}={' '.join(str(value).split())}" for name, value in data.items() if value is not None)
 
 
@@ -222,7 +226,7 @@ def _content(flow: MegaFlow, result: TaskResult, kind: ArtifactKind) -> str:
 
 
 def cancel(target: RunOrTask, json: Json = False) -> None:
-    """End a run or a task; containers go with it. What has ended stays."""
+    """Cancel a run or a task; its containers are removed. Tasks that have ended stay as they are."""
     with MegaFlow() as flow:
         ids = _tasks_of(flow, target)
         under_way = [one.task_id for one in flow.installation.results(ids) if one.state not in ENDED_TASK]
@@ -235,33 +239,33 @@ def cancel(target: RunOrTask, json: Json = False) -> None:
 
 
 def _tasks_of(flow: MegaFlow, target: str) -> list[UUID]:
-    kind, found = run_or_task(flow.installation, target)
-    return flow.installation.task_ids(found) if kind == "run" else [found]
+    kind, target_id = run_or_task(flow.installation, target)
+    return flow.installation.task_ids(target_id) if kind == "run" else [target_id]
 
 
 def retry(
     run: RunOrTask,
-    failed: Annotated[bool, typer.Option("--failed", help="Those that could not be scored.")] = False,
-    cancelled: Annotated[bool, typer.Option("--cancelled", help="Those that were cancelled.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Tasks that could not be scored.")] = False,
+    cancelled: Annotated[bool, typer.Option("--cancelled", help="Tasks that were cancelled.")] = False,
     json: Json = False,
 ) -> None:
-    """Run again what was not scored; earlier attempts stay. Graded and superseded tasks are not run again."""
-    wanted = {TaskState.FAILED} if failed else set()
-    wanted |= {TaskState.CANCELLED} if cancelled else set()
-    if not wanted:
+    """Run tasks again that were not scored; earlier attempts stay. Graded and superseded tasks are not run again."""
+    chosen = {TaskState.FAILED} if failed else set()
+    chosen |= {TaskState.CANCELLED} if cancelled else set()
+    if not chosen:
         raise typer.BadParameter("expected --failed, --cancelled or both")
     with MegaFlow() as flow:
-        found = flow.installation.results(_tasks_of(flow, run))
-        moved = flow.retry([result.task_id for result in found if result.state in wanted])
+        rows = flow.installation.results(_tasks_of(flow, run))
+        moved = flow.retry([result.task_id for result in rows if result.state in chosen])
     answer({"task_ids": moved}, f"{len(moved)} task(s) back in line", json=json)
 
 
 def artifacts(
     task: Named,
-    get: Annotated[Path | None, typer.Option("--get", help="Copy them into this folder.")] = None,
+    get: Annotated[Path | None, typer.Option("--get", help="Copy the artifacts into this folder.")] = None,
     json: Json = False,
 ) -> None:
-    """List what an attempt left as evidence, or fetch it. Missing pieces are listed with the reason."""
+    """List the artifacts of a task's attempts, or fetch them. Missing ones are listed with the reason."""
     with MegaFlow() as flow:
         result = _result(flow, task)
         if get is not None:

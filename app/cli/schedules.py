@@ -14,7 +14,7 @@ from app.cli.submission_options import SubmissionOptions, takes_options
 from app.client import MegaFlow
 from app.scheduling.calendar import Misfire, check_cron
 
-schedule = typer.Typer(help="Recurring evaluations, kept in PostgreSQL and started by beat.", no_args_is_help=True)
+schedule = typer.Typer(help="Recurring evaluations, stored in PostgreSQL and started by beat.", no_args_is_help=True)
 
 
 def register(cli: typer.Typer) -> None:
@@ -24,10 +24,10 @@ def register(cli: typer.Typer) -> None:
 @schedule.command()
 @takes_options
 def add(
-    name: Annotated[str, typer.Argument(help="A name of its own.")],
+    name: Annotated[str, typer.Argument(help="Unique name of the schedule.")],
     cron: Annotated[str, typer.Argument(help="Five fields, UTC, e.g. '0 3 * * *'.")],
     dataset: Annotated[
-        list[str], typer.Argument(help="As for submit; read anew at every firing, by the control worker.")
+        list[str], typer.Argument(help="As for `submit`; the control worker reads it again at every due time.")
     ],
     *,
     options: SubmissionOptions,
@@ -41,7 +41,7 @@ def add(
     due_at = check_cron(cron, datetime.now(UTC))
     submission = options.submission(dataset, name=name)
     with MegaFlow() as flow:
-        # What could never run is refused now.
+        # Refuse now what could never run.
         tasks = flow.schedule(name, cron, submission, misfire.value, options.check(flow), reason)
     text = f"schedule {name!r}: {tasks} tasks, next at {due_at:%Y-%m-%d %H:%M} UTC"
     answer({"name": name, "cron": cron, "tasks": tasks, "next": f"{due_at:%Y-%m-%d %H:%M}"}, text, json=json)
@@ -56,12 +56,12 @@ def list_(json: Json = False) -> None:
     now = datetime.now(UTC)
     with MegaFlow() as flow:
         rows = flow.installation.schedules()
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     for row in rows:
         upcoming, last = f"{check_cron(row.cron, now):%Y-%m-%d %H:%M}", row.last_due_at and str(row.last_due_at)
         values = (row.name, row.cron, row.dataset, row.submission["agent"], row.misfire, upcoming, last)
-        found.append(dict(zip(_COLUMNS, (*values, row.last_run, row.last_failure), strict=True)))
-    listing(found, {name: partial(_cell, name) for name in _COLUMNS}, json=json)
+        lines.append(dict(zip(_COLUMNS, (*values, row.last_run, row.last_failure), strict=True)))
+    listing(lines, {name: partial(_cell, name) for name in _COLUMNS}, json=json)
 
 
 def _cell(column: str, line: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`megaflow shell`: a terminal in a task's environment, made as an attempt would have it. Needs no running stack."""
+"""Implements `megaflow shell`: a terminal in a task's environment, as an attempt has it. Needs no running stack."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from app.workers.services import agent_options
 _HOURS_S = 3600.0
 _SWEPT_AFTER_S = 60.0
 _OUT_OF_TIME = 124
-"""The exit code that `timeout` has, too."""
+"""Exit code of a timeout, the same as that of the command `timeout`."""
 
 
 def register(cli: typer.Typer) -> None:
@@ -48,58 +48,55 @@ def register(cli: typer.Typer) -> None:
 def shell(
     task: Annotated[str, typer.Argument(help="A task's folder or another dataset of one task, or DATASET:TASK.")],
     command: Annotated[
-        str | None, typer.Option(help="Run this and leave with its exit code; default: a shell in this terminal.")
+        str | None, typer.Option(help="Run this command and exit with its code; default: a shell in this terminal.")
     ] = None,
     service: Annotated[
-        str | None, typer.Option(help="In which of several containers; default: where an agent acts.")
+        str | None, typer.Option(help="Container to use, of several; default: the one of the agent.")
     ] = None,
-    agent: Annotated[str, typer.Option(help="With the tools and the network that this agent would have.")] = "nop",
+    agent: Annotated[str, typer.Option(help="Give the environment this agent's tools and network.")] = "nop",
     environment: Annotated[EnvironmentKind, typer.Option(help="`local` has no isolation.")] = EnvironmentKind.DOCKER,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which it ends by itself.")] = 4 * _HOURS_S,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds until it ends by itself.")] = 4 * _HOURS_S,
 ) -> None:
-    """Open a terminal in a task's environment, made as for an attempt and destroyed at the end."""
+    """Open a terminal in a task's environment. It is made as for an attempt, and destroyed at the end."""
     if command is None and not terminal.is_there():
         raise typer.BadParameter("expected a terminal, found input that is none; give --command")
     settings = load()
     prepare(settings)
     with ending_in_order(*terminal.ENDS):
-        asked = _read(task, agent, environment, settings)
+        request = _read(task, agent, environment, settings)
         if service is not None:
-            _check_service(asked, service, settings)
+            _check_service(request, service, settings)
         if command is None:
-            say(f"preparing {_about(asked.task)}")
-        with standing(asked, settings, timeout) as made:
-            code = _terminal(made, service, timeout) if command is None else _ran(made, service, command, timeout)
+            say(f"preparing {_about(request.task)}")
+        with standing(request, settings, timeout) as inside:
+            code = _terminal(inside, service, timeout) if command is None else _ran(inside, service, command, timeout)
     raise typer.Exit(code)
-
-
-# --- The task -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentRequest:
-    """One task, and what gives the folder that its environment is made from."""
+    """A task, and the function that fetches the folder for its environment."""
 
     task: AgentTask
     fetch: Callable[[Bundle], bytes]
 
 
 def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> EnvironmentRequest:
-    """The task as it would be submitted; nothing of it is stored.
+    """Returns the task as it would be submitted. Stores nothing.
 
     Raises: DatasetInvalid, UnknownName, SpecInvalid.
     """
     dataset, only = _parts(asked)
     with tempfile.TemporaryDirectory(prefix="megaflow-shell-") as folder:
         passing = settings.model_copy(update={"artifacts_url": f"file://{folder}"})
-        wanted = Submission(
+        submission = Submission(
             dataset=dataset,
             agent=agent,
             model=ModelChoice(name=REPLAY_MODEL),
             selection=Selection(only=only),
             environment=kind,
         )
-        specs = evaluation.specs_of(wanted, passing)
+        specs = evaluation.specs_of(submission, passing)
         if len(specs) != 1:
             names = sorted({spec.task.name for spec in specs})
             raise OptionInvalid(
@@ -113,7 +110,7 @@ def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> 
 
 
 def _parts(asked: str) -> tuple[str, tuple[str, ...]]:
-    """The dataset, and the task of it that is meant, if one is named."""
+    """Splits DATASET:TASK into the dataset and the name of its task, if there is one."""
     if ":" not in asked or Path(asked).expanduser().exists():
         return asked, ()
     dataset, _, name = asked.rpartition(":")
@@ -121,7 +118,7 @@ def _parts(asked: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _check_service(asked: EnvironmentRequest, service: str, settings: Settings) -> None:
-    """Raises: UnknownName: before anything is made."""
+    """Raises: UnknownName: the task has no such service. Makes nothing."""
     task = asked.task
     if task.environment.compose is None:
         raise UnknownName(f"task {task.name!r} has one container, and no service {service!r}; leave --service out")
@@ -131,23 +128,20 @@ def _check_service(asked: EnvironmentRequest, service: str, settings: Settings) 
 
 
 def _about(task: AgentTask) -> str:
-    """What a person in the shell should know."""
-    asked = task.environment
-    if asked.kind in IMAGELESS:
-        return f"{task.name}: {asked.label}, no isolation"
-    about = f"{task.name}: {asked.label}, network {asked.network.value}, {asked.resources.cpus:g} CPU"
-    memory = f", {asked.resources.memory_bytes >> 20} MiB"
-    return about + memory + ("; no model answers here" if asked.network is Network.MODEL_ONLY else "")
-
-
-# --- Its environment ------------------------------------------------------------------------------------------------
+    """Describes the environment for the person in the shell."""
+    spec = task.environment
+    if spec.kind in IMAGELESS:
+        return f"{task.name}: {spec.label}, no isolation"
+    about = f"{task.name}: {spec.label}, network {spec.network.value}, {spec.resources.cpus:g} CPU"
+    memory = f", {spec.resources.memory_bytes >> 20} MiB"
+    return about + memory + ("; no model answers here" if spec.network is Network.MODEL_ONLY else "")
 
 
 @contextmanager
 def standing(asked: EnvironmentRequest, settings: Settings, timeout_s: float) -> Iterator[Environment]:
-    """Made without an attempt: if this process is killed, the sweeper removes it at its deadline.
+    """Makes an environment without an attempt. If this process is killed, the sweeper removes it at its deadline.
 
-    Raises: StationError: it cannot be made, or not be removed.
+    Raises: StationError: it cannot be made or removed.
     """
     spec, limit_s = asked.task.environment, asked.task.limits.environment_timeout_s
     provider = provider_for(
@@ -166,7 +160,7 @@ def standing(asked: EnvironmentRequest, settings: Settings, timeout_s: float) ->
 
 
 def _terminal(environment: Environment, service: str | None, timeout_s: float) -> int:
-    """The shell's exit code. Raises: EnvironmentFailed."""
+    """Runs a shell on this terminal; returns its exit code. Raises: EnvironmentFailed."""
     inside: Shell = environment
     if service is not None and environment.services:
         inside = environment.service(service)
@@ -185,7 +179,7 @@ def _terminal(environment: Environment, service: str | None, timeout_s: float) -
 
 
 def _ran(environment: Environment, service: str | None, command: str, timeout_s: float) -> int:
-    """The command's exit code; what it wrote goes where it would have gone here. Raises: EnvironmentFailed."""
+    """Runs the command and copies its output to this process's; returns its exit code. Raises: EnvironmentFailed."""
     if service is not None and environment.services:
         result = environment.run_in(service, command, timeout_s=timeout_s)
     else:

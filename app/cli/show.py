@@ -23,18 +23,18 @@ errors = SafeConsole(stderr=True, markup=False)
 
 
 def say(text: str) -> None:
-    """A line for a person, on standard error: standard output is for results."""
+    """Prints a line for a person on standard error: standard output is for results."""
     errors.print(text)
 
 
 def as_json(value: Any) -> None:
-    """Print a value as JSON, in ASCII: control characters are escaped."""
+    """Prints a value as JSON, in ASCII: control characters are escaped."""
     plain = to_jsonable_python(value, fallback=str)
     console.file.write(json.dumps(plain, indent=2).replace("\x7f", "\\u007f") + "\n")
 
 
 def answer(value: object, text: str, *, json: bool) -> None:
-    """What a command did: as JSON for programs, or in words."""
+    """Prints the result of a command: as JSON for programs, or in words."""
     if json:
         as_json(value)
     else:
@@ -49,7 +49,7 @@ def listing(
     right: Sequence[str] = (),
     empty: str = "",
 ) -> None:
-    """Rows as JSON, whole, or as a table with these columns. empty: what is said instead of a table without rows."""
+    """Prints rows as complete JSON, or as a table with these columns. empty: text in place of a table without rows."""
     if json:
         as_json(rows)
         return
@@ -60,16 +60,16 @@ def listing(
 
 
 def reward(result: TaskResult) -> str:
-    """A number, or `-` while there is none; with `scripted` when a replay engine answered, `suspect` when a rule
-    took the reward away."""
+    """Returns the reward as a number, `-` while there is none; adds `scripted` when a replay engine answered, `suspect`
+    when a rule took the reward away."""
     if result.verdict is None or result.reward is None:
         return "-"
     marks = (("suspect", bool(result.verdict.suspect)), ("scripted", result.scripted))
-    return " ".join([f"{result.reward:g}", *(word for word, said in marks if said)])
+    return " ".join([f"{result.reward:g}", *(word for word, applies in marks if applies)])
 
 
 def results_table(results: Iterable[TaskResult]) -> Table:
-    """One row per task, with the end of its id: how it ended, who did it where, how long each phase took."""
+    """Returns one row per task, with the end of its id: end, agent, instance, and the time of each phase."""
     phases = list(STEPS)
     times = [f"{name} time" if name == "agent" else name for name in phases]
     headers = ("id", "task", "reward", "end", "agent", "mode", "attempts", "model", *times, "origin", "instance")
@@ -81,7 +81,7 @@ def results_table(results: Iterable[TaskResult]) -> Table:
 
 def _row(result: TaskResult) -> list[str]:
     last = result.attempt
-    taken = spans(last) if last else {}
+    durations = spans(last) if last else {}
     name = f"{result.name}#{result.replica}" if result.replica else result.name
     return [
         short_id(result.task_id)[-8:],
@@ -92,7 +92,7 @@ def _row(result: TaskResult) -> list[str]:
         result.mode.value,
         str(len(result.attempts)),
         result.model or "-",
-        *(lasted(taken[phase]) if phase in taken else "-" for phase in STEPS),
+        *(lasted(durations[phase]) if phase in durations else "-" for phase in STEPS),
         str(last.environment.get("origin", "-")) if last else "-",
         (last.instance or "-") if last else "-",
     ]

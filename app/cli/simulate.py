@@ -1,4 +1,4 @@
-"""`megaflow simulate`: how long would it take, how full would it be, who would wait? The real control plane answers."""
+"""Implements `megaflow simulate`: capacity planning with a real control plane and simulated instances."""
 
 from __future__ import annotations
 
@@ -26,32 +26,35 @@ def register(cli: typer.Typer) -> None:
 
 
 def simulate(
-    tasks: Annotated[int, typer.Option(min=1, help="How many tasks.")] = 1000,
-    users: Annotated[str, typer.Option(help="Whose tasks, instead: `alice:100,bob:900`.")] = "",
+    tasks: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 1000,
+    users: Annotated[str, typer.Option(help="Tasks by user, instead of --tasks: `alice:100,bob:900`.")] = "",
     mode: Annotated[Mode | None, typer.Option(help="ephemeral (default) or persistent.")] = None,
-    capacity: Annotated[int | None, typer.Option(min=1, help="Attempts at once (200); of a trace with --mode.")] = None,
+    capacity: Annotated[
+        int | None, typer.Option(min=1, help="Attempts at once (200); for a trace: with --mode.")
+    ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Persistent: attempts at once on one instance.")] = 4,
     run_s: Annotated[str, typer.Option(help="Seconds that an attempt takes, e.g. `lognormal:60,0.5`.")] = "constant:1",
     boot_s: Annotated[str, typer.Option(help="Seconds that an instance boots, e.g. `uniform:1,10`.")] = "constant:0",
     fault: Annotated[
         list[str] | None, typer.Option(metavar="NAME=CHANCE", help=f"May be repeated, each up to 1: {_FAULTS}.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of every die.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 0,
     trace: Annotated[
         list[str] | None,
-        typer.Option(metavar="RUN", help="Instead: this recorded run's tasks, in virtual time. May be repeated."),
+        typer.Option(metavar="RUN", help="Use the tasks of this recorded run, in virtual time. May be repeated."),
     ] = None,
     policy: Annotated[
-        DispatchOrder, typer.Option(help="Of a trace, with --mode and --capacity (default: as recorded).")
+        DispatchOrder,
+        typer.Option(help="Dispatch order for a trace, with --mode and --capacity (default: as recorded)."),
     ] = DispatchOrder.FAIR,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
     json: Json = False,
 ) -> None:
-    """Plan capacity: run synthetic tasks through a real control plane of their own, on simulated instances.
+    """Plan capacity: run synthetic tasks on simulated instances, through a separate real control plane.
 
-    A private PostgreSQL, Redis and control worker are started for it and are gone afterwards. Time is real time:
-    divide durations by a factor of your own to see a day in an hour. With --trace nothing is started: the durations
-    are those of the record, and only the policy is asked.
+    A private PostgreSQL, Redis and control worker are started, and removed afterwards. Time is real time: divide all
+    durations by one factor to see a day in an hour. With --trace nothing is started: the durations are those of the
+    record, and only the dispatch policy is run.
     """
     if trace:
         from app.cli import simulate_trace
@@ -61,34 +64,34 @@ def simulate(
     behaviour = Simulation.of(run_s=run_s, boot_s=boot_s, seed=seed, **_chances(fault or []))
     whose = _tasks_of(users) or {"default": tasks}
     plan = SimulationPlan(whose, mode or Mode.EPHEMERAL, capacity or 200, slots, behaviour, timeout)
-    found = carry_out(plan)
+    outcome = carry_out(plan)
     if json:
-        as_json(found)
+        as_json(outcome)
     else:
-        _show(plan, found)
+        _show(plan, outcome)
 
 
 def _chances(given: list[str]) -> dict[str, str]:
-    """The faults by name. Raises: SpecInvalid."""
-    found = dict(one.partition("=")[::2] for one in given)
-    if unknown := sorted(found.keys() - set(CHANCES)):
+    """Returns the faults by name. Raises: SpecInvalid."""
+    chances = dict(one.partition("=")[::2] for one in given)
+    if unknown := sorted(chances.keys() - set(CHANCES)):
         raise OptionInvalid(f"--fault: expected NAME=CHANCE, found {unknown[0]!r}; known: {_FAULTS}")
-    return found
+    return chances
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationPlan:
-    """What is to be simulated."""
+    """Parameters of a simulation."""
 
     tasks: dict[str, int]  # by user
     mode: Mode
     capacity: int  # attempts at once
-    slots: int  # persistent: of one instance
+    slots: int  # attempts at once on one persistent instance
     behaviour: Simulation
     timeout_s: float | None = None
 
     def settings(self) -> dict[str, object]:
-        """Settings of the private stack. Raises: LimitInvalid: the capacity cannot be had in this way."""
+        """Returns the settings of the private stack. Raises: LimitInvalid: this capacity is not possible."""
         if self.mode is Mode.EPHEMERAL:
             return {"ephemeral_capacity": self.capacity, "persistent_instances": 0}
         if self.mode is not Mode.PERSISTENT:
@@ -103,7 +106,7 @@ class SimulationPlan:
 
 
 def carry_out(plan: SimulationPlan) -> dict[str, Any]:
-    """Start the private stack, run the plan, and take everything down again; the report.
+    """Starts the private stack, runs the plan, and removes the stack again; returns the report.
 
     Raises: LimitInvalid; WaitTimeout; InstallationFailed and others: the stack did not start.
     """
@@ -122,16 +125,16 @@ def carry_out(plan: SimulationPlan) -> dict[str, Any]:
             for user, count in plan.tasks.items()
         ]
         wait(flow, runs, timeout=plan.timeout_s)
-        found = report.report(flow.database, plan.capacity)
+        outcome = report.report(flow.database, plan.capacity)
         used = {
             name: {"cpu_s": round(now.cpu_s - before[name].cpu_s, 2), "memory_bytes": now.memory_bytes}
             for name, now in stack.usage().items()
         }
-        return {**asdict(found), "capacity": plan.capacity, "simulation": stack.provider().counts(), "usage": used}
+        return {**asdict(outcome), "capacity": plan.capacity, "simulation": stack.provider().counts(), "usage": used}
 
 
 def _synthetic(count: int, plan: SimulationPlan) -> list[AgentTask]:
-    """Tasks that a worker could not carry out, because nothing of them exists; for a simulated one they will do."""
+    """Returns tasks for simulated instances only: their image and tests do not exist, so no worker could run them."""
     longest_s = max(1800.0, 50 * plan.behaviour.run_s.mean_s)
     shared: dict[str, Any] = {
         "dataset": "synthetic",
@@ -144,19 +147,16 @@ def _synthetic(count: int, plan: SimulationPlan) -> list[AgentTask]:
 
 
 def _tasks_of(users: str) -> dict[str, int]:
-    """`alice:100,bob:900` as numbers. Raises: LimitInvalid."""
-    found: dict[str, int] = {}
+    """Reads `alice:100,bob:900` as numbers by user. Raises: LimitInvalid."""
+    counts: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in users.split(","))):
         name, _, count = part.partition(":")
-        if not name or not count.isdecimal() or int(count) < 1 or name in found:
+        if not name or not count.isdecimal() or int(count) < 1 or name in counts:
             raise LimitInvalid(
                 f"expected every user once with a number of tasks >= 1, found {part!r}; try alice:100,bob:900"
             )
-        found[name] = int(count)
-    return found
-
-
-# --- What is printed ------------------------------------------------------------------------------------------------
+        counts[name] = int(count)
+    return counts
 
 
 def _show(plan: SimulationPlan, found: dict[str, Any]) -> None:

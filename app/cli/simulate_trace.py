@@ -1,4 +1,4 @@
-"""`megaflow simulate --trace RUN`: a recorded run under another policy or capacity, in virtual time."""
+"""Implements `megaflow simulate --trace RUN`: a recorded run under another policy or capacity, in virtual time."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from app.simulation.virtual import VirtualFleet, VirtualOutcome
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What is different from the record. None: as it was."""
+    """Differences from the record. None: as recorded."""
 
     order: DispatchOrder = DispatchOrder.FAIR
     mode: Mode | None = None
     capacity: int | None = None  # attempts at once
-    slots: int = 4  # of a standing instance
+    slots: int = 4  # attempts at once on a standing instance
 
 
 def replay(runs: Sequence[str], variant: Variant, *, json: bool) -> None:
-    """Print what the recorded runs would have taken. Raises: UnknownName, SpecInvalid, LimitInvalid."""
+    """Prints how long the recorded runs would have taken. Raises: UnknownName, SpecInvalid, LimitInvalid."""
     with MegaFlow() as flow:
         recorded = trace.read(flow.database, [flow.installation.find_run(run) for run in runs])
-    found = predicted(recorded, variant)
-    told = {
+    outcome = predicted(recorded, variant)
+    figures = {
         "tasks": len(recorded.tasks),
         "recorded": {"makespan_s": recorded.makespan_s, "peak": recorded.peak, "start_s": recorded.start_s},
-        "predicted": _figures(found),
+        "predicted": _figures(outcome),
     }
     if json:
-        as_json(told)
+        as_json(figures)
     else:
-        _show(recorded, found)
+        _show(recorded, outcome)
 
 
 def predicted(recorded: Trace, variant: Variant) -> VirtualOutcome:
-    """The recorded tasks under the variant. Raises: LimitInvalid: it has no capacity for them."""
+    """Runs the recorded tasks under the variant. Raises: LimitInvalid: it has no capacity for them."""
     fleet = _fleet(recorded, variant)
     tasks = recorded.tasks
     if variant.mode is not None:

@@ -1,4 +1,4 @@
-"""Options that `megaflow submit` and `megaflow schedule add` have in common: what runs, where, on whose account."""
+"""Defines options shared by `megaflow submit` and `megaflow schedule add`: tasks, agent, model, limits, account."""
 
 from __future__ import annotations
 
@@ -36,28 +36,29 @@ _DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
 
 @dataclass(kw_only=True)
 class SubmissionOptions:
-    """One field for each option; `takes_options` gives them to a command."""
+    """Fields for the options of a submission; `takes_options` adds them to a command."""
 
     agent: Annotated[
         str,
         typer.Option(
-            "--agent", "-a", help="A name of `megaflow agents list`, several with commas between, or `all` frameworks."
+            "--agent", "-a", help="Names from `megaflow agents list`, separated by commas, or `all` frameworks."
         ),
     ]
     agent_arg: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="For the agent's adapter; may be repeated. `megaflow agents list` has the keys."
+            metavar="KEY=VALUE",
+            help="Argument of the agent's adapter; may be repeated. `megaflow agents list` has the keys.",
         ),
     ] = None
-    mode: Annotated[Mode, typer.Option(help="Where to run.")] = Mode.AUTO
+    mode: Annotated[Mode, typer.Option(help="Kind of instances to run on.")] = Mode.AUTO
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="Name at the endpoint or of a route; `replay` or `replay:RUN`: scripted."),
+        typer.Option("--model", "-m", help="Name of the model or of a route; `replay` or `replay:RUN`: scripted."),
     ] = None
-    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible base URL; default: the settings'.")] = None
+    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible base URL; default: from the settings.")] = None
     api_key_env: Annotated[
-        str | None, typer.Option(help="Variable of the key, registered with the URL by `megaflow models add`.")
+        str | None, typer.Option(help="Variable with the key; register it with the URL by `megaflow models add`.")
     ] = None
     side_model: Annotated[
         list[str] | None, typer.Option(help="Another model that the agent may call; may be repeated.")
@@ -65,124 +66,139 @@ class SubmissionOptions:
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Do not have the gateway check the model's endpoint and key first.")
     ] = False
-    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="Of the model, whatever the agent asks.")] = (
-        None
-    )
-    top_p: Annotated[float | None, typer.Option(min=0.000001, max=1, help="Of the model, whatever the agent asks.")] = (
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="Sampling temperature; overrides the agent's.")
+    ] = None
+    top_p: Annotated[float | None, typer.Option(min=0.000001, max=1, help="Sampling top_p; overrides the agent's.")] = (
         None
     )
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of one answer, sent with every call instead of the agent's own.")
+        int | None, typer.Option(min=1, help="Maximum tokens of one answer; overrides the agent's in every call.")
     ] = None
     seed: Annotated[
-        int | None, typer.Option(min=0, max=2**63 - 1, help="Of the model's sampling, where its API has one.")
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Sampling seed, where the model's API has one.")
     ] = None
     replicas: Annotated[int, typer.Option("--replicas", "-k", min=1, help="Tasks per dataset entry.")] = 1
     max_replicas: Annotated[
-        int | None, typer.Option(min=2, help="Of a training run: as many where the first ones' rewards differ.")
+        int | None, typer.Option(min=2, help="Training runs: total replicas of a group whose first rewards differ.")
     ] = None
     quorum: Annotated[
         int | None,
-        typer.Option(min=1, help="Of a training run: replicas that complete a group; the rest is superseded."),
+        typer.Option(min=1, help="Training runs: replicas that complete a group; the others are superseded."),
     ] = None
     hedge_after: Annotated[
         str | None,
-        typer.Option(metavar="PERCENTILE", help="Of a training run: one that runs longer than `p95` gets company."),
+        typer.Option(
+            metavar="PERCENTILE",
+            help="Training runs: duplicate a replica that is slower than this percentile, e.g. `p95`.",
+        ),
     ] = None
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", "-n", min=1, help="The most attempts of this run at once.")
+        int | None, typer.Option("--concurrency", "-n", min=1, help="Maximum attempts of this run at once.")
     ] = None
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")] = None
     task: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Only entries with such a name; may be repeated.")
+        list[str] | None, typer.Option(metavar="GLOB", help="Only entries whose name matches; may be repeated.")
     ] = None
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Not the entries with such a name; may be repeated.")
+        list[str] | None, typer.Option(metavar="GLOB", help="Leave out entries whose name matches; may be repeated.")
     ] = None
     language: Annotated[
-        list[str] | None, typer.Option(help="Only entries in this language, by the dataset's word; may be repeated.")
+        list[str] | None, typer.Option(help="Only entries in this language, as the dataset names it; may be repeated.")
     ] = None
     repo: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Only entries of such a repository; may be repeated.")
+        list[str] | None, typer.Option(metavar="GLOB", help="Only entries whose repository matches; may be repeated.")
     ] = None
     since: Annotated[
-        datetime | None, typer.Option(formats=_DATES, help="Only entries created then (UTC) or later.")
+        datetime | None, typer.Option(formats=_DATES, help="Only entries created at this time (UTC) or later.")
     ] = None
-    until: Annotated[datetime | None, typer.Option(formats=_DATES, help="Only entries created before (UTC).")] = None
+    until: Annotated[
+        datetime | None, typer.Option(formats=_DATES, help="Only entries created before this time (UTC).")
+    ] = None
     pass_rate: Annotated[
-        str | None, typer.Option(metavar="BOUNDS", help="Only entries with such a pass rate: '0<p<1'.")
+        str | None, typer.Option(metavar="BOUNDS", help="Only entries with a pass rate in these bounds: '0<p<1'.")
     ] = None
-    pass_rate_from: Annotated[str | None, typer.Option("--from", metavar="RUN", help="The run of --pass-rate.")] = None
-    sample: Annotated[int | None, typer.Option(min=1, help="N of these entries, drawn by --sample-seed.")] = None
-    sample_seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same entries.")] = 0
+    pass_rate_from: Annotated[
+        str | None, typer.Option("--from", metavar="RUN", help="Run that gives the pass rates for --pass-rate.")
+    ] = None
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="Number of entries to draw at random, by --sample-seed.")
+    ] = None
+    sample_seed: Annotated[int, typer.Option(min=0, help="Seed of --sample: the same seed draws the same entries.")] = 0
     include_quarantined: Annotated[
-        bool, typer.Option("--include-quarantined", help="Also entries that `dataset validate` put in quarantine.")
+        bool, typer.Option("--include-quarantined", help="Include entries that `dataset validate` put in quarantine.")
     ] = False
     record_diffs: Annotated[
-        bool, typer.Option("--record-diffs", help="Keep the repository's diff after each step of the agent.")
+        bool, typer.Option("--record-diffs", help="Record the repository's diff after each step of the agent.")
     ] = False
     environment: Annotated[EnvironmentKind, typer.Option(help="`local` has no isolation.")] = EnvironmentKind.DOCKER
-    network: Annotated[Network | None, typer.Option(help="What tasks may reach, whatever they say.")] = None
+    network: Annotated[Network | None, typer.Option(help="Network of the tasks; overrides the tasks' own.")] = None
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="A host of the network `allowlist`; may be repeated.")
+        list[str] | None, typer.Option(help="Allowed host for the network `allowlist`; may be repeated.")
     ] = None
-    reuse: Annotated[Reuse | None, typer.Option(help="Which environments they may have, whatever they say.")] = None
+    reuse: Annotated[Reuse | None, typer.Option(help="Reuse of environments; overrides the tasks' own.")] = None
     setup: Annotated[
-        list[str] | None, typer.Option(help="A set-up command, after the task's own; may be repeated.")
+        list[str] | None, typer.Option(help="Set-up command to run after the task's own; may be repeated.")
     ] = None
-    disk: Annotated[int | None, typer.Option(min=64, help="MiB that a task may write, whatever it says.")] = None
+    disk: Annotated[int | None, typer.Option(min=64, help="MiB that a task may write; overrides the task's own.")] = (
+        None
+    )
     kill_at: Annotated[
         str | None,
         typer.Option(
             metavar="FACTOR",
-            help="Memory and processors that a task may take, as `3x` what it is guaranteed; default: 1x of a stated"
+            help="Maximum memory and processors, e.g. `3x` of what a task is guaranteed; default: 1x of a stated"
             " size, 3x of the settings'.",
         ),
     ] = None
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Turns of the model that a task may take.")] = None
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Maximum model turns of a task.")] = None
     agent_timeout: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Seconds that the agent has for a task, its waiting for limits apart."),
+        typer.Option(min=0.001, help="Seconds that the agent has for a task, without its waiting for limits."),
     ] = None
-    command_timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds of one command of the agent.")] = (
+    command_timeout: Annotated[
+        float | None, typer.Option(min=0.001, help="Maximum seconds of one command of the agent.")
+    ] = None
+    turn_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum tokens of one answer; an agent may ask for fewer.")
+    ] = None
+    context_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of prompt and answer together.")] = (
         None
     )
-    turn_tokens: Annotated[
-        int | None, typer.Option(min=1, help="The most tokens of one answer; an agent that asks for fewer gets fewer.")
-    ] = None
-    context_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer together.")] = None
     task_budget: Annotated[
         float | None, typer.Option(min=0.000001, help="US dollars for the model calls of one attempt.")
     ] = None
     max_attempts: Annotated[
-        int | None, typer.Option(min=1, max=20, help="Attempts that may fail by no fault of the agent.")
+        int | None, typer.Option(min=1, max=20, help="Maximum attempts if they fail without a fault of the agent.")
     ] = None
     reward: Annotated[
         list[str] | None,
         typer.Option(
             metavar="END=NUMBER",
-            help="Of attempts that end so (`step_limit`; `not_submitted`: any but `submitted`); may be repeated.",
+            help="Reward by end reason (`step_limit`; `not_submitted`: any but `submitted`); may be repeated.",
         ),
     ] = None
     purpose: Annotated[
-        Purpose, typer.Option(help="`training`: attempts become samples; `synthesis`: good trajectories are kept.")
+        Purpose, typer.Option(help="`training`: attempts become samples; `synthesis`: good trajectories are stored.")
     ] = Purpose.EVALUATION
-    user: Annotated[str, typer.Option(help="On whose account.")] = "default"
-    priority: Annotated[int, typer.Option(min=-MOST_PRIORITY, max=MOST_PRIORITY, help="Higher goes first.")] = 0
+    user: Annotated[str, typer.Option(help="User who owns the run.")] = "default"
+    priority: Annotated[
+        int, typer.Option(min=-MOST_PRIORITY, max=MOST_PRIORITY, help="Higher priorities run first.")
+    ] = 0
     resource_class: Annotated[str, typer.Option("--class", help="Resource class; `megaflow classes`.")] = "standard"
     deadline: Annotated[
         float | None,
         typer.Option(
-            min=0.001, max=MOST_WAIT_S, help="Seconds from the submission on; what has not ended then, expires."
+            min=0.001, max=MOST_WAIT_S, help="Seconds from the submission on; tasks that have not ended then expire."
         ),
     ] = None
     budget: Annotated[
         float | None,
-        typer.Option(min=0.000001, help="US dollars for model calls; the run is paused when they are spent."),
+        typer.Option(min=0.000001, help="US dollars for model calls; the run pauses when they are spent."),
     ] = None
 
     def submission(self, datasets: Sequence[str], *, name: str, delay_s: float = 0.0) -> Submission:
-        """What the options ask for. Raises: SpecInvalid."""
+        """Returns the submission that the options describe. Raises: SpecInvalid."""
         return Submission(
             dataset=joined(datasets),
             agent=self.agent,
@@ -244,13 +260,13 @@ class SubmissionOptions:
             return Selection(**values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            told = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
-            raise OptionInvalid(f"which entries: {told}; nothing was submitted") from error
+            message = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
+            raise OptionInvalid(f"which entries: {message}; nothing was submitted") from error
 
     def check(self, flow: MegaFlow) -> Callable[[ModelChoice], None] | None:
-        """Has the gateway check a model's endpoint and key; prints what could not be checked.
+        """Returns a check that has the gateway test a model's endpoint and key, and prints what it could not test.
 
-        None: no check is wanted, or a server is asked, which makes none.
+        None: no check is wanted, or the client uses a server, which makes no check.
         """
 
         def check(model: ModelChoice) -> None:
@@ -260,9 +276,14 @@ class SubmissionOptions:
         return None if self.no_check or flow.server else check
 
     def _model(self) -> ModelChoice | None:
-        """Raises: SpecInvalid: an endpoint, side models or sampling options without a model."""
-        asked = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens, "seed": self.seed}
-        sampling = {name: value for name, value in asked.items() if value is not None}
+        """Returns the model. Raises: SpecInvalid: an endpoint, side models or sampling options without a model."""
+        options = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "max_tokens": self.max_tokens,
+            "seed": self.seed,
+        }
+        sampling = {name: value for name, value in options.items() if value is not None}
         apart = {"base_url": self.base_url, "api_key_env": self.api_key_env, "side_model": self.side_model}
         if self.model:
             return ModelChoice(
@@ -284,19 +305,19 @@ class SubmissionOptions:
 
 
 def joined(datasets: Sequence[str]) -> str:
-    """Several datasets as a submission names them. Raises: SpecInvalid: a comma in one of them."""
+    """Joins several datasets as a submission names them. Raises: SpecInvalid: a comma in a path."""
     if len(datasets) > 1 and (wrong := [one for one in datasets if "," in one and Path(one).exists()]):
         raise OptionInvalid(f"expected several datasets without a comma in a path; found {wrong[0]!r}; rename it")
     return ",".join(datasets)
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command every option of `SubmissionOptions`; it gets them as its argument `options`."""
+    """Gives a command every option of `SubmissionOptions`; it gets them as its argument `options`."""
     return takes(*(field.name for field in fields(SubmissionOptions)))(command)
 
 
 def takes(*names: str, **given: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """As `takes_options`, of these options alone; the others are as `given`, else their defaults."""
+    """Gives a command only these options of `SubmissionOptions`; the others are as `given`, else their defaults."""
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         def run(**values: Any) -> None:
@@ -328,39 +349,39 @@ def _default(field: Field[Any]) -> Any:
 
 
 def arguments_of(given: Sequence[str] | None) -> dict[str, str]:
-    """The agent's arguments by key. Raises: SpecInvalid: one without a key or `=`, or a key that is given twice."""
-    found: dict[str, str] = {}
+    """Returns the agent's arguments by key. Raises: SpecInvalid: no key, no `=`, or a repeated key."""
+    arguments: dict[str, str] = {}
     for one in given or ():
         key, equals, value = one.partition("=")
         if not key or not equals:
             raise OptionInvalid(f"--agent-arg: expected KEY=VALUE, found {one[:80]!r}; nothing was submitted")
-        if key in found:
+        if key in arguments:
             raise OptionInvalid(f"--agent-arg: expected each key once, found {key!r} twice; nothing was submitted")
-        found[key] = value
-    return found
+        arguments[key] = value
+    return arguments
 
 
 def rewards_of(given: Sequence[str] | None) -> dict[str, float]:
-    """The rewards by end reason. Raises: SpecInvalid: one without a number, or an end that is given twice."""
-    found: dict[str, float] = {}
+    """Returns the rewards by end reason. Raises: SpecInvalid: not a number, or a repeated end."""
+    rewards: dict[str, float] = {}
     for one in given or ():
         end, equals, value = one.partition("=")
         try:
             number = float(value)
         except ValueError:
             number = float("nan")
-        if not equals or end in found or number != number:
+        if not equals or end in rewards or number != number:
             raise OptionInvalid(f"--reward: expected END=NUMBER, each once; found {one[:80]!r}; nothing was submitted")
-        found[end] = number
-    return found
+        rewards[end] = number
+    return rewards
 
 
 def factor_of(given: str) -> float:
-    """`3x` or `3`. Raises: SpecInvalid."""
+    """Reads a factor: `3x` or `3`. Raises: SpecInvalid."""
     try:
-        found = float(given.strip().removesuffix("x"))
+        factor = float(given.strip().removesuffix("x"))
     except ValueError:
-        found = 0.0
-    if not 1 <= found <= MOST_KILL_AT:
+        factor = 0.0
+    if not 1 <= factor <= MOST_KILL_AT:
         raise OptionInvalid(f"expected a factor such as 3x, from 1x to {MOST_KILL_AT}x; found {given[:40]!r}")
-    return found
+    return factor

@@ -1,4 +1,4 @@
-"""`megaflow submit`: one dataset as one run, described by options, by a file, or by both."""
+"""Implements `megaflow submit`: one dataset as one run, described by options, a file, or both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Examples:
   megaflow submit -c run.yaml --model OTHER
 """
 _SHOWN = 20
-"""Names of tasks that a dry run prints."""
+"""Maximum names of tasks that a dry run prints."""
 
 
 def register(cli: typer.Typer) -> None:
@@ -38,29 +38,31 @@ def submit(
         list[str],
         typer.Argument(
             help="NAME[@REVISION] (`megaflow dataset list`), NAME=PATH, a file of rows, task folders, or `demo`;"
-            " several are one pool."
+            " several form one pool."
         ),
     ],
     *,
     options: SubmissionOptions,
     name: Annotated[str, typer.Option(help="A name for the run.")] = "",
-    idempotency_key: Annotated[str | None, typer.Option(help="The same key submits once.")] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option(help="Idempotency key: the same key submits only once.")
+    ] = None,
     delay: Annotated[
-        float, typer.Option(min=0, max=MOST_WAIT_S, help="Seconds from now before which nothing runs.")
+        float, typer.Option(min=0, max=MOST_WAIT_S, help="Seconds to wait before the first attempt.")
     ] = 0.0,
     after: Annotated[
         list[str] | None,
-        typer.Option(metavar="RUN", help="Begin when all tasks of this run have succeeded; may be repeated."),
+        typer.Option(metavar="RUN", help="Start when all tasks of this run have succeeded; may be repeated."),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Show progress until all ended; code 1: none scored.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Show progress to the end; exit code 1: none scored.")] = False,
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most.")] = None,
     json: Json = False,
     config: run_file.ConfigOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything against the running stack, submit nothing.")
+        bool, typer.Option("--dry-run", help="Check everything against the running stack; submit nothing.")
     ] = False,
 ) -> None:
-    """Submit a dataset as one run: all of its tasks, or none when one is malformed."""
+    """Submit a dataset as one run: all of its tasks, or none if one is malformed."""
     submission = options.submission(dataset, name=name, delay_s=delay)
     with MegaFlow() as flow:
         check = options.check(flow)
@@ -73,18 +75,24 @@ def submit(
             _submitted(flow, run, json=json)
             return
         say(f"run {run.id}: {counted(len(run.handles), 'task')} accepted")
-        found = follow(flow, [run], timeout=timeout)
-        report(flow, [run], found, json=json)
-    if all(one.state is TaskState.FAILED for one in found):
+        task_results = follow(flow, [run], timeout=timeout)
+        report(flow, [run], task_results, json=json)
+    if all(one.state is TaskState.FAILED for one in task_results):
         raise typer.Exit(1)
 
 
 def _submitted(flow: MegaFlow, run: Run, *, json: bool) -> None:
     tasks = [{"task_id": handle.task_id, "name": handle.name} for handle in run.handles]
-    told = {"run_id": run.id, "tasks": tasks, "open_networks": (notes := flow.installation.notes(run.id)).open_networks}
-    told |= {"page": (page := f"{flow.installation.web_base}/runs/{run.id}")}
+    fields = {
+        "run_id": run.id,
+        "tasks": tasks,
+        "open_networks": (notes := flow.installation.notes(run.id)).open_networks,
+    }
+    fields |= {"page": (page := f"{flow.installation.web_base}/runs/{run.id}")}
     answer(
-        told, f"run {run.id}: {counted(len(tasks), 'task')} accepted; `megaflow status {str(run.id)[-12:]}`", json=json
+        fields,
+        f"run {run.id}: {counted(len(tasks), 'task')} accepted; `megaflow status {str(run.id)[-12:]}`",
+        json=json,
     )
     if not json:
         say(f"page: {page} ({'your token' if flow.server else '`megaflow web`'} signs you in)")

@@ -1,4 +1,4 @@
-"""`megaflow sweep`: the same tasks with several values of one setting, and what that does to the score."""
+"""Implements `megaflow sweep`: the same tasks with several values of one setting, and the effect on the score."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ def register(cli: typer.Typer) -> None:
 
 @takes_options
 def resources(
-    factors: Annotated[str, typer.Argument(help="Such as `1x,3x`: each is the `--kill-at` of a run of its own.")],
+    factors: Annotated[str, typer.Argument(help="Factors such as `1x,3x`: each is the `--kill-at` of a separate run.")],
     *,
     options: SubmissionOptions,
-    dataset: Annotated[list[str], typer.Option("--dataset", "-d", help="As for `megaflow submit`; may be repeated.")],
-    name: Annotated[str, typer.Option(help="A name for the runs; each has its factor behind it.")] = "sweep",
+    dataset: Annotated[
+        list[str], typer.Option("--dataset", "-d", help="Dataset, as for `megaflow submit`; may be repeated.")
+    ],
+    name: Annotated[str, typer.Option(help="Name of the runs; each gets its factor as a suffix.")] = "sweep",
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most.")] = None,
     json: Json = False,
 ) -> None:
-    """What the size at which tasks are killed does to a score: a run for each factor, compared with the first."""
+    """Measure how the kill size of tasks affects a score: one run per factor, compared with the first."""
     values = _values(factors, options)
     submission = options.submission(dataset, name=name)
     with MegaFlow() as flow:
@@ -59,13 +61,13 @@ def resources(
 
 
 def _values(given: str, options: SubmissionOptions) -> list[float]:
-    """Raises: SpecInvalid."""
-    found = [factor_of(one) for one in given.split(",")]
-    if len(found) < 2 or len(set(found)) < len(found):
+    """Reads the factors. Raises: SpecInvalid."""
+    factors = [factor_of(one) for one in given.split(",")]
+    if len(factors) < 2 or len(set(factors)) < len(factors):
         raise OptionInvalid(f"expected two or more factors, each once, such as 1x,3x; found {given[:80]!r}")
     if options.kill_at is not None:
         raise OptionInvalid(f"expected no --kill-at beside the factors, found {options.kill_at[:40]!r}; leave it out")
-    return found
+    return factors
 
 
 def _with(submission: Submission, value: float) -> Submission:
@@ -74,17 +76,17 @@ def _with(submission: Submission, value: float) -> Submission:
 
 
 class SweepLine(Wire):
-    """One run's figures, and what it has over the first run on the tasks that both have scored."""
+    """Figures of a run, and its difference to the first run on the tasks that both have scored."""
 
     run_id: str
     figures: Slice
-    tasks: int = 0  # of both
+    tasks: int = 0  # scored in both
     difference: Rate | None = None  # None: no task was scored in both
     mcnemar_p: float | None = None
 
 
 def sweep_line(run_id: str, name: str, rows: Sequence[ReportRow], first: Sequence[ReportRow] = ()) -> SweepLine:
-    """first: the rows that it is compared with; baselines such as `oracle` are counted as other agents are."""
+    """Returns a run's line. first: the rows to compare with; baselines such as `oracle` count as other agents do."""
     figures = slice_of(name, rows)
     both = statistics.paired(_groups(first), _groups(rows)) if first else None
     if both is None:
@@ -94,7 +96,7 @@ def sweep_line(run_id: str, name: str, rows: Sequence[ReportRow], first: Sequenc
 
 
 def _groups(rows: Sequence[ReportRow]) -> dict[str, list[bool]]:
-    """By agent and task: attempts of several agents are no replicas of each other."""
+    """Returns results by agent and task: attempts of several agents are not replicas of each other."""
     parts = {agent: groups_of(row for row in rows if row.agent == agent) for agent in {row.agent for row in rows}}
     return {f"{agent} {task}": solved for agent, part in parts.items() for task, solved in part.items()}
 

@@ -1,7 +1,7 @@
 """Draws tables and text that fit the terminal; a pipe gets tab-separated lines.
 
-Columns stand in the order of their importance. What does not fit is left out from the right, and named. A long key is
-cut in its middle, because names share their beginnings. A pipe gets all columns, whole.
+Columns are ordered by importance. Columns that do not fit are left out from the right, and named. A long key is cut
+in its middle, because names have common beginnings. A pipe gets all columns, uncut.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Cell = str | Text
 
 _GAP = 2
 _LEAST = 14
-"""Characters of a column that may be cut."""
+"""Minimum width of a column that may be cut."""
 
 
 def shortened(text: str, width: int) -> str:
-    """Cut in the middle to `width` cells of a terminal."""
+    """Cuts text in the middle to `width` cells of a terminal."""
     if cell_len(text) <= width:
         return text
     tail = (width - 1) // 2
@@ -36,19 +36,19 @@ def shortened(text: str, width: int) -> str:
 
 
 class SafeConsole(Console):
-    """Prints text as it is: no markup, nothing that steers a terminal."""
+    """Prints text as it is: no markup, and no control sequences."""
 
     def print(self, *objects: object, **named: object) -> None:
-        """As Rich's, without markup; a table that goes into a pipe is written as tab-separated lines."""
+        """Prints as Rich does, without markup; a table that goes into a pipe is written as tab-separated lines."""
         if not self.is_terminal and len(objects) == 1 and isinstance(table := objects[0], Table):
             self.file.write("".join(f"{line}\n" for line in table.tabbed()))
             return
-        # Rich takes a few control characters out by itself, and with them the ends of escape sequences.
+        # Clean first: Rich removes a few control characters itself, and with them the ends of escape sequences.
         safe = [clean(one) if isinstance(one, str) else one for one in objects]
         super().print(*safe, **{"markup": False, "highlight": False, "emoji": False, **named})  # type: ignore[arg-type]
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """All that is printed comes by here."""
+        """Cleans all output: everything printed passes here."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(clean(segment.text), segment.style)
 
@@ -56,8 +56,8 @@ class SafeConsole(Console):
 class Table:
     """Rows of cells below headers, the most important column first.
 
-    right: the headers of columns with numbers. keys: how many columns are never left out; uncut: nor shortened while
-    others could be left out.
+    right: the headers of columns with numbers. keys: number of columns that are never left out. uncut: these are not
+    shortened while others can be left out.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Table:
         self._header = header
 
     def add_row(self, *cells: Cell) -> None:
-        """Cells are plain text: nothing in them is interpreted."""
+        """Adds a row of plain text: nothing in it is interpreted."""
         self._rows.append([_plain(one) for one in cells])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -93,13 +93,13 @@ class Table:
             yield Text(f"not shown: {', '.join(left_out)} (`| cat` shows all)", style="dim", overflow="fold")
 
     def tabbed(self) -> Iterator[str]:
-        """All columns of all rows, whole, with tabs between the cells."""
+        """Yields all columns of all rows, uncut, with tabs between the cells."""
         rows = [list[Cell](self._headers), *self._rows] if self._header else self._rows
         for row in rows:
             yield "\t".join(_one_line(clean(str(one))) for one in row)
 
     def _fitted(self, width: int) -> list[int]:
-        """The widths of the columns that are shown."""
+        """Returns the widths of the columns that fit."""
         header: list[Cell] = list(self._headers) if self._header else [""] * len(self._headers)
         cells = [header, *self._rows]
         natural = [max(cell_len(str(row[place])) for row in cells) for place in range(len(self._headers))]
@@ -109,7 +109,7 @@ class Table:
         while shown > self._keys and sum(needed[:shown]) + _GAP * (shown - 1) > width:
             shown -= 1
         widths, spare = least[:shown], width - sum(least[:shown]) - _GAP * (shown - 1)
-        for place in range(shown):  # the first columns get what they want first
+        for place in range(shown):  # the first columns get their natural width first
             more = max(0, min(spare, natural[place] - widths[place]))
             widths[place] += more
             spare -= more

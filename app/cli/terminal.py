@@ -18,11 +18,11 @@ from app.models.shell import InteractiveProgram
 
 _PIECE_BYTES = 1 << 16
 _LOOK_S = 0.02
-"""Between two looks at the keyboard."""
+"""Seconds between two reads of the keyboard."""
 _GRACE_S = 2.0
-"""How long the end of a program that takes no more input may take to be seen."""
+"""Seconds to wait for the end of a program that takes no more input."""
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C outside of raw mode, a polite kill, and a terminal that goes away."""
+"""Ctrl-C outside of raw mode, a normal kill, and a closed terminal."""
 _KEYBOARD, _SCREEN = 0, 1
 
 
@@ -32,21 +32,21 @@ def is_there() -> bool:
 
 
 def size() -> tuple[int, int]:
-    """Rows and columns."""
+    """Returns the terminal's rows and columns; 24 and 80 if they are unknown."""
     try:
-        found = os.get_terminal_size(_KEYBOARD)
+        cells = os.get_terminal_size(_KEYBOARD)
     except OSError:
         return 24, 80
-    return (found.lines, found.columns) if found.lines and found.columns else (24, 80)
+    return (cells.lines, cells.columns) if cells.lines and cells.columns else (24, 80)
 
 
 def lend(stream: InteractiveProgram, *, until: float) -> int | None:
-    """Carry what is typed to the program and show what it writes, until it ends; its exit code.
+    """Sends typed input to the program and shows its output until it ends; returns its exit code.
 
-    None: its time was over (`until`, monotonic), or the terminal has gone. Raises: EnvironmentFailed.
+    None: its time was over (`until`, monotonic), or the terminal was closed. Raises: EnvironmentFailed.
     """
     resized = threading.Event()
-    resized.set()  # it may have changed since the program was started
+    resized.set()  # the size may have changed since the program started
     before = signal.signal(signal.SIGWINCH, lambda *_: resized.set())
     try:
         with _raw():
@@ -57,14 +57,14 @@ def lend(stream: InteractiveProgram, *, until: float) -> int | None:
 
 
 def _carried(stream: InteractiveProgram, resized: threading.Event, until: float) -> bool:
-    """Whether the program has ended. Raises: EnvironmentFailed."""
+    """Copies input and output. Whether the program has ended. Raises: EnvironmentFailed."""
     while time.monotonic() < until:
         try:
             if _shown(stream):
                 return True
             typed = _typed()
         except OSError:
-            return False  # the terminal has gone
+            return False  # the terminal was closed
         if typed == b"":
             return False
         try:
@@ -81,7 +81,7 @@ def _carried(stream: InteractiveProgram, resized: threading.Event, until: float)
 
 
 def _ends(stream: InteractiveProgram) -> bool:
-    """Whether the program is just ending: then it may refuse what is sent to it."""
+    """Whether the program is just ending: then it may refuse input."""
     until = time.monotonic() + _GRACE_S
     while time.monotonic() < until:
         if _shown(stream):
@@ -90,7 +90,7 @@ def _ends(stream: InteractiveProgram) -> bool:
 
 
 def _shown(stream: InteractiveProgram) -> bool:
-    """Show what it wrote next; whether it has ended. Raises: EnvironmentFailed; OSError: the terminal has gone."""
+    """Shows the next output. Whether the program has ended. Raises: EnvironmentFailed; OSError: terminal closed."""
     piece = stream.read(_LOOK_S)
     view = memoryview(piece or b"")
     while view:
@@ -99,18 +99,18 @@ def _shown(stream: InteractiveProgram) -> bool:
 
 
 def _typed() -> bytes | None:
-    """None: nothing; empty: the terminal has gone. Raises: OSError: the same."""
+    """Returns typed input. None: nothing; empty: the terminal was closed. Raises: OSError: the same."""
     ready, _, _ = select.select([_KEYBOARD], [], [], 0)
     return os.read(_KEYBOARD, _PIECE_BYTES) if ready else None
 
 
 @contextmanager
 def _raw() -> Iterator[None]:
-    """For the block, every key goes to the program as it is."""
+    """Sets raw mode for the block: every key goes to the program unchanged."""
     before = termios.tcgetattr(_KEYBOARD)
     tty.setraw(_KEYBOARD, termios.TCSANOW)
     try:
         yield
     finally:
-        with suppress(termios.error):  # it has gone
+        with suppress(termios.error):  # the terminal was closed
             termios.tcsetattr(_KEYBOARD, termios.TCSANOW, before)

@@ -1,4 +1,4 @@
-"""`megaflow train`: runs the training loop of a file, or says what it would do."""
+"""Implements `megaflow train`: runs the training loop of a file, or prints what it would do."""
 
 from __future__ import annotations
 
@@ -33,53 +33,49 @@ def register(cli: typer.Typer) -> None:
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="A YAML file: docs/howto/training.md.")],
+    config: Annotated[Path, typer.Argument(help="YAML file: see docs/howto/training.md.")],
     dataset: Annotated[
-        list[str] | None, typer.Option("--dataset", "-d", help="In place of the file's; may be repeated.")
+        list[str] | None, typer.Option("--dataset", "-d", help="Dataset; overrides the file's; may be repeated.")
     ] = None,
     scale: Annotated[
-        str | None, typer.Option(help="A rehearsal with such a share of the groups, as 1/64, on scripted answers.")
+        str | None, typer.Option(help="Rehearse with this share of the groups, e.g. 1/64, on scripted answers.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done and check it; run nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print and check the plan; run nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Train a policy: for each step a run, its groups, the trainer, the next version, the commit.
+    """Train a policy. Each step has a run, its groups, the trainer, the next version and the commit.
 
-    Started again it goes on at the last committed step.
+    Started again, it continues at the last committed step.
     """
-    asked = read_config(config)
+    loop_config = read_config(config)
     given = {"scale": scale, "datasets": dataset}
     changes = {name: value for name, value in given.items() if value is not None}
-    values = asked.model_dump(mode="json") | changes
+    values = loop_config.model_dump(mode="json") | changes
     values["selections"] = {name: one for name, one in values["selections"].items() if name in values["datasets"]}
-    asked = checked_config(values, str(config)).effective()
+    loop_config = checked_config(values, str(config)).effective()
     with MegaFlow() as flow:
         if dry_run:
-            problems = _tried(flow, asked, json=json)
+            problems = _tried(flow, loop_config, json=json)
             raise typer.Exit(_INVALID if problems else 0)
         prepare(flow.settings)
         try:
             with display() as show:
-                view = _TrainView(asked, show, json=json)
-                found = TrainingLoop(flow, asked, view, beside=config.parent.absolute()).run()
+                view = _TrainView(loop_config, show, json=json)
+                steps = TrainingLoop(flow, loop_config, view, beside=config.parent.absolute()).run()
             view.last()
         except KeyboardInterrupt:
             say("interrupted: the runs that were accepted go on; start the same command again to go on")
             raise typer.Exit(_INTERRUPTED) from None
-    text = f"{asked.name}: {counted(len(found), 'step')}, the last version is {found[-1].version or 'none'}"
-    answer(found, text, json=json)
+    text = f"{loop_config.name}: {counted(len(steps), 'step')}, the last version is {steps[-1].version or 'none'}"
+    answer(steps, text, json=json)
 
-
-# --- What is shown ---------------------------------------------------------------------------------------------------
 
 _HEAD = " step   reward   solved  stale   waste   tokens/s  attempts  version"
 _ROWS = 10
 
 
 class _TrainView:
-    """The newest steps as a table, and below it what is under way; the table is not printed with `json`."""
+    """Shows the newest steps as a table, and the current step below it; the table is not printed with `json`."""
 
     def __init__(self, config: TrainConfig, show: Callable[[list[str]], None], *, json: bool) -> None:
         self._config, self._show, self._json = config, show, json
@@ -94,8 +90,8 @@ class _TrainView:
             row = [_row(step, so_far, "so far")] if so_far else []
             self._show([_HEAD, *self._rows[-_ROWS:], *row, *under_way])
         else:
-            told = zip(_HEAD.split()[1:], _cells(so_far), strict=False) if so_far else ()
-            self._show([*under_way, *([", ".join(f"{name} {cell}" for name, cell in told)] if so_far else [])])
+            pairs = zip(_HEAD.split()[1:], _cells(so_far), strict=False) if so_far else ()
+            self._show([*under_way, *([", ".join(f"{name} {cell}" for name, cell in pairs)] if so_far else [])])
 
     def done(self, result: FinishedStep) -> None:
         self._rows.append(_row(result.step, result.figures, result.version or "none"))
@@ -106,7 +102,7 @@ class _TrainView:
         say(text)
 
     def last(self) -> None:
-        """The table, where it was not printed line by line."""
+        """Prints the table on a terminal; elsewhere it was printed line by line."""
         if errors.is_terminal and not self._json:
             console.print("\n".join([_HEAD, *self._rows]), soft_wrap=True)
 
@@ -117,7 +113,7 @@ def _row(step: int, of: StepFigures, version: str) -> str:
 
 
 def _cells(of: StepFigures) -> tuple[str, ...]:
-    """Reward, solved, stale, waste and tokens/s."""
+    """Returns reward, solved, stale, waste and tokens/s."""
     reward = "-" if of.reward is None else f"{of.reward:+.3f}"
     solved = "-" if of.solved is None else f"{100 * of.solved:.0f} %"
     stale = "-" if of.staleness is None else str(of.staleness)
@@ -125,19 +121,16 @@ def _cells(of: StepFigures) -> tuple[str, ...]:
     return reward, solved, stale, f"{100 * of.waste:.1f} %", speed
 
 
-# --- What would be done ----------------------------------------------------------------------------------------------
-
-
 def _tried(flow: MegaFlow, config: TrainConfig, *, json: bool) -> list[str]:
-    """Print the plan and what is wrong with it; the problems."""
+    """Prints the plan and its problems; returns the problems."""
     plan, problems = list(_plan(flow, config)), []
     for check in (_draw, _engines, _trainer, _place):
         try:
             plan.append(check(flow, config))
         except MegaFlowError as error:
             problems.append(str(error))
-    told = [*plan, *(f"problem: {one}" for one in problems), f"nothing was run; {counted(len(problems), 'problem')}"]
-    answer({"plan": plan, "problems": problems}, "\n".join(told), json=json)
+    output = [*plan, *(f"problem: {one}" for one in problems), f"nothing was run; {counted(len(problems), 'problem')}"]
+    answer({"plan": plan, "problems": problems}, "\n".join(output), json=json)
     return problems
 
 
@@ -152,8 +145,8 @@ def _plan(flow: MegaFlow, config: TrainConfig) -> Iterator[str]:
     yield f"frameworks: {shares}"
     if "swe-agent" in config.frameworks and flow.settings.swe_agent_source is None:
         yield "without a checkout here (MEGAFLOW_SWE_AGENT_SOURCE): swe-agent fails where workers have none either"
-    said = config.model_dump(include={"most_replicas", "quorum", "hedge_after", "max_staleness"}, exclude_none=True)
-    yield f"groups: {', '.join(f'{name} {value}' for name, value in said.items()) or 'complete with all replicas'}"
+    rules = config.model_dump(include={"most_replicas", "quorum", "hedge_after", "max_staleness"}, exclude_none=True)
+    yield f"groups: {', '.join(f'{name} {value}' for name, value in rules.items()) or 'complete with all replicas'}"
     limits = config.limits.model_dump(exclude_none=True) | config.sampling.model_dump(exclude_none=True)
     yield f"limits and sampling: {', '.join(f'{name} {value:,}' for name, value in limits.items()) or 'the tasks own'}"
     yield f"rewards by end: {', '.join(f'{end} {reward:g}' for end, reward in config.rewards.items()) or 'none'}"
@@ -179,8 +172,8 @@ def _engines(flow: MegaFlow, config: TrainConfig) -> str:
     if config.model.name == REPLAY_MODEL:
         return "endpoint: the replay engine; a rehearsal trains nothing"
     warnings = flow.check_model(config.model)
-    found = [] if config.trainer.kind is TrainerKind.NONE else engines_of(config, flow.database)
-    engines = "; ".join(f"{one.url} ({one.engine.value or 'not known'}, {one.state})" for one in found)
+    replicas = [] if config.trainer.kind is TrainerKind.NONE else engines_of(config, flow.database)
+    engines = "; ".join(f"{one.url} ({one.engine.value or 'not known'}, {one.state})" for one in replicas)
     return "; ".join([f"endpoint of {config.policy}: {engines or 'any'}", *warnings])
 
 
@@ -192,7 +185,7 @@ def _trainer(flow: MegaFlow, config: TrainConfig) -> str:
 
 
 def _place(flow: MegaFlow, config: TrainConfig) -> str:
-    """Where a loop that was begun stands."""
+    """Returns the step at which a started loop would go on."""
     for step in range(config.steps):
         run_id = training.run_of(flow.database, config.user_name, key_of(config, step))
         if run_id is None or training.committed_version(flow.database, run_id) is None:

@@ -1,4 +1,4 @@
-"""`megaflow usage` and `metrics`: what was used, in tokens, dollars and time; everything that Prometheus would read."""
+"""Implements `megaflow usage` and `metrics`: tokens, dollars and time used, and all metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -37,36 +37,38 @@ def metrics() -> None:
 
 
 def usage(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Of this run alone: its id or name.")] = None,
-    by: Annotated[UsageBy | None, typer.Option(help="Of one run by task, else by run.")] = None,
-    user: Annotated[str | None, typer.Option(help="Of this user alone.")] = None,
-    since: Annotated[datetime | None, typer.Option(formats=_MOMENT, help="Of what began then or later.")] = None,
-    until: Annotated[datetime | None, typer.Option(formats=_MOMENT, help="Of what began before.")] = None,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Only this run: its id or name.")] = None,
+    by: Annotated[UsageBy | None, typer.Option(help="What each row is; default: a task with RUN, else a run.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only this user.")] = None,
+    since: Annotated[
+        datetime | None, typer.Option(formats=_MOMENT, help="Only what began at this time or later.")
+    ] = None,
+    until: Annotated[datetime | None, typer.Option(formats=_MOMENT, help="Only what began before this time.")] = None,
     json: Json = False,
 ) -> None:
-    """Tokens, dollars, model time and environment time; most expensive first. An unknown price is shown as unknown.
+    """Print tokens, dollars, model time and environment time; most expensive first. Unknown prices are marked.
 
-    What superseded replicas had of the answers is shown as waste.
+    Answers of superseded replicas are shown as waste.
     """
     way: UsageBy = by or ("run" if run is None else "task")
     with MegaFlow() as flow:
         run_id = None if run is None else flow.installation.find_run(run)
-        found = flow.installation.usage(way, run_id=run_id, user=user, since=_aware(since), until=_aware(until))
+        rows = flow.installation.usage(way, run_id=run_id, user=user, since=_aware(since), until=_aware(until))
     if json:
-        as_json(found)
+        as_json(rows)
         return
-    wasted = any(row.waste_tokens or row.waste_usd for row in found)
+    wasted = any(row.waste_tokens or row.waste_usd for row in rows)
     numbers = (*_NUMBERS, "waste") if wasted else _NUMBERS
     table = Table(way, *numbers, right=numbers)
-    for row in found:
+    for row in rows:
         table.add_row(*_cells(row, wasted=wasted))
-    if len(found) > 1:
-        table.add_row(*(Text(cell, style="bold") for cell in _cells(_sum(found), wasted=wasted)))
+    if len(rows) > 1:
+        table.add_row(*(Text(cell, style="bold") for cell in _cells(_sum(rows), wasted=wasted)))
     console.print(table)
 
 
 def _aware(moment: datetime | None) -> datetime | None:
-    """A day without a zone is UTC's, as in what is printed."""
+    """Adds UTC to a time without a zone, as in the output."""
     return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
@@ -100,7 +102,7 @@ def _dollars(row: UsageRow) -> str:
 
 
 def _sum(rows: list[UsageRow]) -> UsageRow:
-    """What is known of every column, added up."""
+    """Returns the totals of all columns. Unknown values are left out."""
     names = [name for name in UsageRow.__dataclass_fields__ if name not in ("key", "id")]
     known = {name: [value for row in rows if (value := getattr(row, name)) is not None] for name in names}
     if not any(row.calls and row.cost_usd is not None for row in rows):

@@ -1,4 +1,4 @@
-"""`megaflow dataset validate` and `dataset leaks`: which tasks may be counted on, and which images tell the answer."""
+"""Implements `megaflow dataset validate` and `leaks`: finds tasks that cannot count, and images with the answer."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from app.evaluation.leaks import LeakFinding
 
 _NOT_VALID = 1
-"""Exit code when a task is not valid, or an image holds the gold solution."""
+"""Exit code if a task is not valid, or an image holds the gold solution."""
 _LEAK_SCAN_S = 900.0
 _EACH = "each"
-"""Stands for every attack, each in attempts of its own."""
+"""Selects every attack, each in separate attempts."""
 _FOR_SCAN = {"agent": "nop", "agent_args": {}, "replicas": 1}
-"""The submission whose tasks are scanned: the same, as the plainest agent gets them."""
+"""Changes to the submission for the leak scan: the simplest agent's tasks, once."""
 
 Named = Annotated[str, typer.Argument(metavar="DATASET", help="NAME[@REVISION], NAME=PATH, a path, or `demo`.")]
 _CHOOSING = ("limit", "task", "exclude", "language", "repo", "sample", "sample_seed")
-"""Options that choose entries."""
+"""Options that select entries."""
 
 
 def add_to(dataset: typer.Typer) -> None:
-    """Add this file's commands to `megaflow dataset`."""
+    """Adds this file's commands to `megaflow dataset`."""
     for command in (validate, leaks):
-        dataset.command(context_settings={"allow_extra_args": True})(command)  # `_one` says what is wrong with them
+        dataset.command(context_settings={"allow_extra_args": True})(command)  # `_one` refuses them with a reason
 
 
 @takes(*_CHOOSING, "environment", "mode", "concurrency", "user", agent="oracle")
@@ -55,31 +55,31 @@ def validate(
     name: Named,
     *,
     options: SubmissionOptions,
-    times: Annotated[int, typer.Option(min=1, max=100, help="How often each agent does each task.")] = 3,
+    times: Annotated[int, typer.Option(min=1, max=100, help="How often each agent runs each task.")] = 3,
     attack: Annotated[
         list[str] | None,
-        typer.Option(help="One of `cheat`, or `each`, in attempts of its own; default: all at once, on `local` none."),
+        typer.Option(help="Attack of `cheat`, or `each`, in separate attempts; default: all in one, none on `local`."),
     ] = None,
     leak_scan: Annotated[
-        bool, typer.Option("--leak-scan/--no-leak-scan", help="Look for the answer in images.")
+        bool, typer.Option("--leak-scan/--no-leak-scan", help="Search the images for the answer.")
     ] = True,
     json: Json = False,
 ) -> None:
     """Find out which tasks count: oracle gets 1, nop 0, and attacks on the grading 0, each several times.
 
-    What does not is quarantined with the reason and refused by `megaflow submit`. Exit code 1: a task is not valid.
+    Other tasks are quarantined with the reason, and `megaflow submit` refuses them. Exit code 1: a task is not valid.
     """
     options.replicas = times
-    asked = options.submission(_one(name, *context.args), name="")
+    submission = options.submission(_one(name, *context.args), name="")
     with MegaFlow() as flow:
-        found, runs = validated(flow, asked, attacks=attack, leak_scan=leak_scan)
-    _print_validations(found, runs, json=json)
-    if any(one.state is not ValidationState.VALID for one in found):
+        outcomes, runs = validated(flow, submission, attacks=attack, leak_scan=leak_scan)
+    _print_validations(outcomes, runs, json=json)
+    if any(one.state is not ValidationState.VALID for one in outcomes):
         raise typer.Exit(_NOT_VALID)
 
 
 def _one(*datasets: str) -> list[str]:
-    """Raises: OptionInvalid: several."""
+    """Returns the dataset. Raises: OptionInvalid: several."""
     if len(datasets) > 1:
         raise OptionInvalid(f"expected one dataset, found {len(datasets)}: {', '.join(datasets)}; try one at a time")
     return list(datasets)
@@ -88,14 +88,14 @@ def _one(*datasets: str) -> list[str]:
 def validated(
     flow: MegaFlow, asked: Submission, *, attacks: Sequence[str] | None = None, leak_scan: bool = True
 ) -> tuple[list[Validation], list[Run]]:
-    """Run oracle, nop and cheat, each `asked.replicas` times, and record what that says; with the runs."""
+    """Runs oracle, nop and cheat `asked.replicas` times each; records and returns the validations, with the runs."""
     plan = _plan(attacks, asked.environment)
     runs = submit_all(flow, [_run_of(asked, agents, arguments) for agents, arguments in plan])
-    found = _validated(flow, runs, plan, asked.replicas)
+    outcomes = _validated(flow, runs, plan, asked.replicas)
     if leak_scan and asked.environment not in IMAGELESS:
-        found = _with_leaks(flow, found, asked.model_copy(update=_FOR_SCAN))
-    validations.record(flow.database, found)
-    return found, runs
+        outcomes = _with_leaks(flow, outcomes, asked.model_copy(update=_FOR_SCAN))
+    validations.record(flow.database, outcomes)
+    return outcomes, runs
 
 
 def _run_of(asked: Submission, agents: str, arguments: dict[str, str]) -> Submission:
@@ -105,7 +105,7 @@ def _run_of(asked: Submission, agents: str, arguments: dict[str, str]) -> Submis
 
 
 def _plan(attacks: Sequence[str] | None, kind: EnvironmentKind) -> list[tuple[str, dict[str, str]]]:
-    """The runs to submit: their agents, and the arguments of these.
+    """Returns the runs to submit: their agents and agent arguments.
 
     Raises: SpecInvalid: an attack without isolation; UnknownName: no such attack.
     """
@@ -128,7 +128,7 @@ def _plan(attacks: Sequence[str] | None, kind: EnvironmentKind) -> list[tuple[st
 def _validated(
     flow: MegaFlow, runs: Sequence[Run], plan: Sequence[tuple[str, dict[str, str]]], times: int
 ) -> list[Validation]:
-    """The tasks as candidates at once, and what they are when all have ended."""
+    """Records the tasks as candidates at once; returns their validations when all runs have ended."""
     known: dict[UUID, TaskIdentity] = {}
     for run in runs:
         known |= validations.identities(flow.database, run.id)
@@ -146,16 +146,13 @@ def _validated(
     ]
     return [
         one
-        for content, found in trials.items()
-        for one in judged(tasks[content], found, times=times, agents=agents, runs=ids)
+        for content, task_trials in trials.items()
+        for one in judged(tasks[content], task_trials, times=times, agents=agents, runs=ids)
     ]
 
 
 def _label(result: TaskResult, attack: str) -> str:
     return f"{result.agent} {attack}".strip() if result.agent == CHEAT else result.agent
-
-
-# --- Leaks ----------------------------------------------------------------------------------------------------------
 
 
 @takes(*_CHOOSING, agent="nop")
@@ -166,29 +163,29 @@ def leaks(
     options: SubmissionOptions,
     json: Json = False,
 ) -> None:
-    """Look for each task's answer in its image, on this host: files, packages, git. Needs no running stack."""
+    """Search each task's image for its answer, on this host: files, packages, git. Needs no running stack."""
     from app.settings import load
     from app.stack.home import prepare
 
     settings = load()
     prepare(settings)
-    asked = options.submission(_one(name, *context.args), name="")
-    found = {}
+    submission = options.submission(_one(name, *context.args), name="")
+    findings_by_task = {}
     with MegaFlow(settings) as flow, _scanning(flow) as scanned:
-        for one in (spec.task for spec in specs_of(asked, settings)):
+        for one in (spec.task for spec in specs_of(submission, settings)):
             say(f"{one.name}: looking")
-            found[one.name] = scanned(one)
+            findings_by_task[one.name] = scanned(one)
     if json:
-        as_json({name: [asdict(one) for one in findings] for name, findings in found.items()})
+        as_json({name: [asdict(one) for one in findings] for name, findings in findings_by_task.items()})
     else:
-        _print_leaks(found)
-    if any(one.kind == "gold" for findings in found.values() for one in findings):
+        _print_leaks(findings_by_task)
+    if any(one.kind == "gold" for findings in findings_by_task.values() for one in findings):
         raise typer.Exit(_NOT_VALID)
 
 
 @contextmanager
 def _scanning(flow: MegaFlow) -> Iterator[Callable[[AgentTask], list[LeakFinding]]]:
-    """Gives what scans a task's image in a fresh environment on this host. Raises: as making the environment does."""
+    """Yields a function that scans a task's image in a new environment on this host. Raises: as `standing`."""
     from app.artifacts.bundles import fetch_bundle
     from app.cli.orderly import ending_in_order
     from app.cli.shell import EnvironmentRequest, standing
@@ -201,8 +198,8 @@ def _scanning(flow: MegaFlow) -> Iterator[Callable[[AgentTask], list[LeakFinding
         solution = fetch_bundle(store, task.solution.files) if isinstance(task.solution, ScriptSolution) else None
         tests = fetch_bundle(store, task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
         needles = needles_of(task, solution, tests)
-        asked = EnvironmentRequest(task, lambda bundle: fetch_bundle(store, bundle))
-        with standing(asked, flow.settings, _LEAK_SCAN_S) as environment:
+        request = EnvironmentRequest(task, lambda bundle: fetch_bundle(store, bundle))
+        with standing(request, flow.settings, _LEAK_SCAN_S) as environment:
             return scan(environment, needles)
 
     with ending_in_order():
@@ -210,7 +207,7 @@ def _scanning(flow: MegaFlow) -> Iterator[Callable[[AgentTask], list[LeakFinding
 
 
 def _with_leaks(flow: MegaFlow, found: Sequence[Validation], asked: Submission) -> list[Validation]:
-    """The validations with what their images tell. Where this host cannot make an environment, that is said."""
+    """Adds leaks to the validations. If this host cannot make an environment, a finding records that."""
     tasks = {spec.task.name: spec.task for spec in specs_of(asked, flow.settings, flow.database)}
     scanned_tasks: list[Validation] = []
     with _scanning(flow) as scanned:
@@ -221,8 +218,8 @@ def _with_leaks(flow: MegaFlow, found: Sequence[Validation], asked: Submission) 
             try:
                 findings = scanned(tasks[one.task])
             except MegaFlowError as error:
-                told = f"unknown: this host: not scanned: {' '.join(str(error).split())[:200]}"
-                scanned_tasks.append(leaking(one, [told], gold=False))
+                unknown = f"unknown: this host: not scanned: {' '.join(str(error).split())[:200]}"
+                scanned_tasks.append(leaking(one, [unknown], gold=False))
                 continue
             gold = any(finding.kind == "gold" for finding in findings)
             scanned_tasks.append(leaking(one, [str(finding) for finding in findings], gold=gold))
@@ -237,9 +234,6 @@ def _print_leaks(found: dict[str, list[LeakFinding]]) -> None:
     if any(found.values()):
         console.print(table)
     say(f"{len(found)} tasks, {sum(bool(findings) for findings in found.values())} with findings")
-
-
-# --- What is printed ------------------------------------------------------------------------------------------------
 
 
 def _print_validations(found: Sequence[Validation], runs: Sequence[Run], *, json: bool) -> None:

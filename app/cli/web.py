@@ -1,4 +1,4 @@
-"""`megaflow web` and `megaflow users`: the way to the pages, and who may use them."""
+"""Implements `megaflow web`, `mcp` and `users`: sign-in links, assistants, and users' tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def register(cli: typer.Typer) -> None:
 
 
 def web(json: Json = False) -> None:
-    """Print where the web server is, with a link that signs you in once, as its owner."""
+    """Print the web server's address, with a link that signs you in once as its owner."""
     with MegaFlow() as flow:
         link = f"{flow.settings.web_base()}/sign-in?once={users.owner_link(flow.database)}"
     minutes = round(users.LINK_S / 60)
@@ -33,10 +33,11 @@ def web(json: Json = False) -> None:
 
 def mcp(
     content: Annotated[
-        bool, typer.Option("--content", help="Also what tasks and agents wrote: it may try to instruct the assistant.")
+        bool,
+        typer.Option("--content", help="Include what tasks and agents wrote: it may try to instruct the assistant."),
     ] = False,
 ) -> None:
-    """Answer an assistant by the Model Context Protocol on standard input and output. It reads, and changes nothing."""
+    """Serve an assistant by the Model Context Protocol on standard input and output. Reads only, changes nothing."""
     from app.web.mcp import client_of, remote_client, server
 
     with MegaFlow() as flow:
@@ -51,13 +52,13 @@ def mcp(
 
 @tokens.command()
 def add(
-    name: Annotated[str, typer.Argument(help="The user; new with the first token.")],
-    scope: Annotated[Scope, typer.Option(help="The highest right; each contains those before it.")] = Scope.SUBMIT,
-    days: Annotated[float | None, typer.Option(min=0.0001, help="Days until it lapses; default: it does not.")] = None,
-    label: Annotated[str, typer.Option(help="What it is for.")] = "",
+    name: Annotated[str, typer.Argument(help="Name of the user; the first token creates the user.")],
+    scope: Annotated[Scope, typer.Option(help="Highest right; each includes the lower ones.")] = Scope.SUBMIT,
+    days: Annotated[float | None, typer.Option(min=0.0001, help="Days until it expires; default: never.")] = None,
+    label: Annotated[str, typer.Option(help="Purpose of the token.")] = "",
     json: Json = False,
 ) -> None:
-    """Make a token for a user. It is shown once: only its digest is kept."""
+    """Create a token for a user. It is printed once: only its digest is stored."""
     with MegaFlow() as flow:
         expires = None if days is None else days * 86400
         secret, token = users.add_token(flow.database, name, scope, expires_s=expires, label=label)
@@ -84,17 +85,17 @@ _COLUMNS = {
 def list_(json: Json = False) -> None:
     """List tokens and browsers' sessions that are valid, without their secrets."""
     with MegaFlow() as flow:
-        found: list[UserToken] = users.all_tokens(flow.database)
-    listing(found, _COLUMNS, json=json, empty="no tokens; `megaflow users add NAME` makes one")
+        rows: list[UserToken] = users.all_tokens(flow.database)
+    listing(rows, _COLUMNS, json=json, empty="no tokens; `megaflow users add NAME` makes one")
 
 
 @tokens.command()
 def revoke(
-    name: Annotated[str, typer.Argument(help="The user.")],
-    token: Annotated[str, typer.Option(help="The end of one token's id; default: all of the user's.")] = "",
+    name: Annotated[str, typer.Argument(help="Name of the user.")],
+    token: Annotated[str, typer.Option(help="End of a token's id; default: all tokens of the user.")] = "",
     json: Json = False,
 ) -> None:
-    """Revoke a user's tokens and sessions: they work for five seconds more at most."""
+    """Revoke a user's tokens and sessions. They work for at most five more seconds."""
     with MegaFlow() as flow:
         count = users.revoke(flow.database, name, token)
         record_command(flow.database, "user.revoked", name)

@@ -1,4 +1,4 @@
-"""`megaflow worker …`: the processes of a cluster, started by hand or by a container."""
+"""Implements `megaflow worker …`: processes of a cluster, started by hand or by a container."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def register(cli: typer.Typer) -> None:
 
 @worker.command()
 def control() -> None:
-    """Dispatcher, reconciler and schedules."""
+    """Run the dispatcher, reconciler and schedules."""
     _start_without_keys()
     from app.control import worker as control_worker
 
@@ -35,10 +35,10 @@ def control() -> None:
 
 @worker.command()
 def persistent(
-    slots: Annotated[int | None, typer.Option(min=1, help="Attempts at once; default: settings.")] = None,
-    resource_class: Annotated[str, typer.Option("--class", help="Its resource class.")] = "standard",
+    slots: Annotated[int | None, typer.Option(min=1, help="Attempts at once; default: from the settings.")] = None,
+    resource_class: Annotated[str, typer.Option("--class", help="Resource class of the instance.")] = "standard",
 ) -> None:
-    """A standing instance that registers itself; several make a pool."""
+    """Run a standing instance that registers itself. Several form a pool."""
     _start_without_keys()
     from app.workers import instance
 
@@ -48,10 +48,10 @@ def persistent(
 
 @worker.command()
 def grading(
-    slots: Annotated[int | None, typer.Option(min=1, help="Gradings at once; default: settings.")] = None,
-    resource_class: Annotated[str, typer.Option("--class", help="Of which resource class's tasks.")] = "standard",
+    slots: Annotated[int | None, typer.Option(min=1, help="Gradings at once; default: from the settings.")] = None,
+    resource_class: Annotated[str, typer.Option("--class", help="Resource class of the tasks to grade.")] = "standard",
 ) -> None:
-    """A standing grader that registers itself, beside those that the dispatcher starts when they are needed."""
+    """Run a standing grader that registers itself, in addition to those that the dispatcher starts on demand."""
     _start_without_keys()
     from app.workers import instance
 
@@ -62,7 +62,7 @@ def grading(
 @worker.command()
 @worker.command(name="nursery", hidden=True)  # its name until 0.1
 def launcher() -> None:
-    """The launcher of the `process` provider."""
+    """Run the launcher of the `process` provider."""
     _start_without_keys()
     from app.workers.launcher import main
 
@@ -71,7 +71,7 @@ def launcher() -> None:
 
 @worker.command()
 def migrate(json: Json = False) -> None:
-    """Bring the database to the newest revision, then leave."""
+    """Migrate the database to the newest revision, then exit."""
     from app.ledger import schema
 
     revision = schema.migrate(load().database())
@@ -79,7 +79,7 @@ def migrate(json: Json = False) -> None:
 
 
 def _start_without_keys() -> None:
-    """Start this process anew where its environment has keys of model providers: only the gateway may have them."""
+    """Starts this process again without the keys of model providers, if it has any: only the gateway may have them."""
     clean = without_keys(os.environ, {load().model_api_key_env})
     if len(clean) < len(os.environ):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], clean)  # noqa: S606  this very command

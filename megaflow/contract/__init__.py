@@ -1,1 +1,1 @@
-"""Contract suites that anybody can run on theirs: `environments` and `agents`. They take pytest."""
+"""Contract suites for your own implementations: `environments` and `agents`. They need pytest."""

@@ -1,4 +1,4 @@
-"""Fixtures of the suite, made from the fixtures `subject` and `tools` that its user gives."""
+"""Fixtures of the suite. They need the fixtures `subject` and `tools` of the suite's user."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ __all__ = ["Play", "agent", "engine_url", "environment", "framework", "play", "p
 
 Play = Callable[..., Trial]
 _CONTEXT = tar_of({"setup.sh": b""})
-"""A recipe that needs nothing."""
+"""A build context that needs nothing."""
 LIMITS = Limits(agent_timeout_s=600, command_timeout_s=60, max_steps=6)
-"""Enough for any scene with an end: who is still at it after that does not end in bounded time."""
+"""Enough for any scene that ends: an agent that still runs then does not end in bounded time."""
 _LONGEST_WAIT_S = 60.0
 _INSTALLATION = "agents-contract"
 
 
 @pytest.fixture(scope="module")
 def engine_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The replay engine with the trial's scenes, as a process."""
+    """Starts the replay engine with the trial's scenes, as a process; yields its URL."""
     folder = tmp_path_factory.mktemp("scenes")
     write_scripts(folder)
     port = _free_port()
@@ -57,10 +57,10 @@ def engine_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def framework(subject: Subject, tools: Path) -> Framework:
-    """Installed, when this is the first time."""
-    made = subject.make(tools)
-    made.install()
-    return made
+    """Returns the framework, and installs it if it is missing."""
+    adapter = subject.make(tools)
+    adapter.install()
+    return adapter
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,8 @@ def agent(framework: Framework) -> Agent:
 @pytest.fixture(scope="module")
 def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvironmentProvider]:
     settings = Settings(home=tmp_path_factory.mktemp("home"), installation=_INSTALLATION)
-    made = provider_for(EnvironmentKind.LOCAL, settings, lambda bundle: _CONTEXT)
-    yield made
+    local_provider = provider_for(EnvironmentKind.LOCAL, settings, lambda bundle: _CONTEXT)
+    yield local_provider
     sweep_all(settings)
 
 
@@ -80,9 +80,9 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvironmentPr
 def environment(provider: EnvironmentProvider) -> Iterator[Environment]:
     bundle = Bundle(sha256=hashlib.sha256(_CONTEXT).hexdigest(), size_bytes=len(_CONTEXT))
     spec = EnvironmentSpec(kind=EnvironmentKind.LOCAL, build=Build(context=bundle))
-    made = provider.create(spec, tags_of(_INSTALLATION), timeout_s=60)
-    yield made
-    made.destroy()
+    local_environment = provider.create(spec, tags_of(_INSTALLATION), timeout_s=60)
+    yield local_environment
+    local_environment.destroy()
 
 
 @pytest.fixture
@@ -90,14 +90,14 @@ def stage(environment: Environment, engine_url: str, framework: Framework) -> Tr
     inside = framework.placement is Placement.INSIDE
     bundle = framework.install()
     tools = {bundle.name: str(bundle.folder)} if inside else {}
-    made = TrialStage(environment, engine_url, engine_url if inside else None, tools)
-    made.prepare()
-    return made
+    trial_stage = TrialStage(environment, engine_url, engine_url if inside else None, tools)
+    trial_stage.prepare()
+    return trial_stage
 
 
 @pytest.fixture
 def play(stage: TrialStage, agent: Agent, tmp_path: Path) -> Play:
-    """Plays one scene and gives the trial."""
+    """Returns a function that plays one scene and returns the trial."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
 

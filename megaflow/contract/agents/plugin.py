@@ -1,4 +1,4 @@
-"""A pytest plugin that runs the suite on agents named on the command line: `--agent NAME`, more than one."""
+"""A pytest plugin that runs the suite on agents of the command line: `--agent NAME`, may be repeated."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def tools(pytestconfig: pytest.Config) -> Path:
-    found: Path | None = pytestconfig.getoption("--tools")
-    return found or Settings().tools
+    folder: Path | None = pytestconfig.getoption("--tools")
+    return folder or Settings().tools

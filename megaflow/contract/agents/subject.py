@@ -1,4 +1,4 @@
-"""What the suite runs on: one framework's adapter, and how it is made."""
+"""Defines the subject of the suite: one framework's adapter, and how to create it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALL_ATTEMPTS = 2
 
 @dataclass(frozen=True)
 class Subject:
-    """One adapter. `make` gets the folder for installed frameworks; a model's call is to be tried twice, 6 s each."""
+    """An adapter. `make` gets the folder for installed frameworks; model calls must be tried twice, 6 s each."""
 
     name: str
     make: Callable[[Path], Framework]
@@ -32,7 +32,7 @@ class Subject:
 def subject_named(
     name: str, *, swe_agent_source: str | None = None, marks: tuple[pytest.MarkDecorator, ...] = ()
 ) -> Subject:
-    """A built-in agent, or the manifest of an external one. Raises: SettingsInvalid: no manifest."""
+    """Returns a built-in agent, or the external one of a manifest. Raises: SettingsInvalid: no manifest."""
     manifests = {}
     if name.endswith(".toml"):
         manifest = read(Path(name))

@@ -1,4 +1,4 @@
-"""The contract's ends that are the agent's own: it solves the task, or uses up what it may have."""
+"""Contract of the agent's own ends: it solves the task, or reaches a limit."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def test_it_solves_the_task_and_leaves_evidence_and_nothing_else(play: Play, sta
 
 
 def test_the_models_key_is_in_nothing_that_is_kept_or_seen_by_commands(play: Play, tmp_path: Path) -> None:
-    """The engine refuses the key and quotes it, as endpoints do."""
+    """The server refuses the key and quotes it, as real endpoints do."""
     trial = play("refused")
     assert KEY not in trial.report.detail
-    kept = [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
-    assert kept == []
+    leaks = [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    assert leaks == []
 
 
 def test_its_turns_are_bounded(play: Play) -> None:
@@ -39,11 +39,11 @@ def test_its_turns_are_bounded(play: Play) -> None:
 
 
 def test_a_context_that_is_too_long_ends_it_as_that(play: Play) -> None:
-    """Some frameworks try to shorten it before they give up; none may hang, or call it a fault of the model's host."""
+    """Some frameworks shorten the context before they give up; none may hang, or report a fault of the model's host."""
     trial = play("too-long")
     assert trial.report.end_reason in _OWN_WORDS, trial.report
     end = CallEnd.CONTEXT_EXHAUSTED
-    seen = Account(calls=2, turns=1, last_end=end, turn_end=end)  # as a gateway in front of that engine counts
+    seen = Account(calls=2, turns=1, last_end=end, turn_end=end)  # as a gateway in front of the server counts
     assert reconciled(trial.report, seen).end_reason in (EndReason.CONTEXT_EXHAUSTED, EndReason.SUBMITTED)
     assert STARTED in trial.untracked
     assert_evidence(trial)
@@ -58,7 +58,7 @@ _OWN_WORDS = (EndReason.CONTEXT_EXHAUSTED, EndReason.MODEL_ERROR, EndReason.AGEN
 
 
 def assert_evidence(trial: Trial) -> None:
-    """Its log and its own files are there."""
+    """Asserts that the attempt's log and files exist."""
     report = trial.report
     assert report.log is not None
     assert report.log.is_file()

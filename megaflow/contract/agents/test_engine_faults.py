@@ -1,4 +1,4 @@
-"""The contract's faults of the model's engine: each ends the attempt soon, and none is ever counted as a result."""
+"""Contract of the inference server's faults: each ends the attempt soon, and none counts as a result."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from megaflow.contract.agents.fixtures import Play
 from megaflow.contract.agents.test_ends import assert_evidence
 
 _MAY_SAY = (EndReason.MODEL_ERROR, EndReason.AGENT_ERROR, EndReason.SUBMITTED)
-"""A framework may take rubbish for an answer, or a refused key for an error of its own. What it must not do is to try
-on until its time is up: that would be AGENT_TIMEOUT."""
+"""A framework may accept garbage as an answer, or report a refused key as its own error. It must not retry until its
+time is up: that would be AGENT_TIMEOUT."""
 
 
 @pytest.mark.parametrize(

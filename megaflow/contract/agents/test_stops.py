@@ -1,6 +1,6 @@
-"""The contract's stops: its time is up, it is cancelled, the framework is killed, the environment goes away.
+"""Contract of stops: time is up, a cancel, a killed framework, a lost environment.
 
-Whatever stops it, nothing of it is left.
+After every stop, no process of the framework is left.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from app.models.endings import EndReason
 from megaflow.contract.agents.fixtures import LIMITS, Play, wait_until
 
 _SCENE = "works"
-"""One command, and then one without end."""
+"""A scene with a command that ends, then one without end."""
 _LIMITS = LIMITS.model_copy(update={"command_timeout_s": 600})
 
 
 class Token:
-    """A cancel token that a test pulls."""
+    """Cancel token that a test sets."""
 
     def __init__(self) -> None:
         self._set = threading.Event()
@@ -50,7 +50,7 @@ class Token:
 
 @pytest.fixture
 def own(framework: Framework, tmp_path: Path, environment: Environment) -> Callable[[], list[int]]:
-    """The framework's own processes now: those whose program is in its folder, with our marks."""
+    """Returns a function that lists the framework's processes: programs in its folder that have our marks."""
     folder = str(framework.install().folder)
     marks = (str(tmp_path).encode(), environment.id.encode())
 
@@ -62,7 +62,7 @@ def own(framework: Framework, tmp_path: Path, environment: Environment) -> Calla
 
 @pytest.fixture
 def nothing_left(tmp_path: Path, environment: Environment) -> Iterator[None]:
-    """Afterwards no process of the framework's is there, and when its environment ends none that was started there."""
+    """Checks afterwards that no process of the framework is left, and none of the environment once it is destroyed."""
     yield
     outside, inside = str(tmp_path).encode(), environment.id.encode()
     wait_until(lambda: not list(_processes((outside,))), 30)
@@ -95,10 +95,10 @@ def test_a_cancel_before_it_starts_is_heard(play: Play, nothing_left: None) -> N
 @pytest.mark.parametrize(
     ("number", "reasons"),
     [
-        # Killed, and not by us: the host was short of memory, or is going down. Never the agent's doing, whose
-        # commands do not reach it; inside they do.
+        # Killed, but not by MegaFlow: the host ran out of memory or shuts down. The agent's commands cannot cause it,
+        # except inside the environment.
         (signal.SIGKILL, (EndReason.INFRASTRUCTURE,)),
-        # A crash is the framework's own.
+        # A crash is the framework's fault.
         (signal.SIGSEGV, (EndReason.AGENT_ERROR, EndReason.INFRASTRUCTURE)),
     ],
     ids=["killed", "crashed"],
@@ -121,7 +121,7 @@ def test_a_framework_that_dies_is_told_from_one_that_ends(
             os.kill(pid, number)
         trial: Trial = playing.result(120)
     if framework.placement is Placement.INSIDE:
-        # The agent's own commands could have done it, and must not have the attempt done again.
+        # The agent's own commands may be the cause: the attempt must not be repeated.
         reasons = (EndReason.AGENT_ERROR,)
     assert trial.report.end_reason in reasons, trial.report
     assert trial.report.detail
@@ -140,7 +140,7 @@ def test_an_environment_that_goes_away_is_raised_as_such(
 
 
 def begun(environment: Environment, ended: Callable[[], bool]) -> None:
-    """Wait until its first command has run."""
+    """Waits until the agent's first command has run."""
 
     def there() -> bool:
         try:
@@ -158,7 +158,7 @@ def _processes(marks: tuple[bytes, ...]) -> Iterator[int]:
             if entry.name.isdigit() and any(mark in (entry / "environ").read_bytes() for mark in marks):
                 yield int(entry.name)
         except OSError:
-            continue  # it has ended, or is not ours
+            continue  # it has ended, or belongs to another user
 
 
 def _words(pid: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The suite that every kind of environment passes, to be run on anybody's: needs pytest, which nothing else here does.
+"""Test suite that every kind of environment must pass, also yours. It needs pytest; the rest of MegaFlow does not.
 
 Describe yours once, in a module that Python finds:
 
@@ -10,9 +10,9 @@ and run all of it:
 
     pytest -p megaflow.contract.environments.plugin --pyargs megaflow.contract.environments --ground my_ground
 
-To have it among your own tests, write a `conftest.py` with a fixture `ground` (scope "module") and
+To add it to your own tests, write a `conftest.py` with a fixture `ground` (scope "module") and
 `from megaflow.contract.environments.fixtures import *`, and a test file with
-`from megaflow.contract.environments.test_commands import *` for each of the parts that you want.
+`from megaflow.contract.environments.test_commands import *` for each part that you want.
 
-Nothing outside of this package imports it.
+No module outside of this package imports it.
 """

@@ -1,4 +1,4 @@
-"""Fixtures of the suite, made from the fixture `ground` that its user gives; what a ground lacks is skipped."""
+"""Fixtures of the suite. They need the fixture `ground` of its user; tests of missing abilities are skipped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs an ability that the ground lacks: `needs("has_terminals")` names a field of `Ground`."""
+    """Skips tests of an ability that the ground lacks: `needs("has_terminals")` names a field of `Ground`."""
     for item in items:
         ground = getattr(item, "callspec", None) and item.callspec.params.get("ground")  # type: ignore[attr-defined]
         for mark in item.iter_markers("needs"):
@@ -51,8 +51,8 @@ def spec(ground: Ground, request: pytest.FixtureRequest) -> EnvironmentSpec:
 
 @pytest.fixture(scope="module")
 def provider(ground: Ground, settings: Settings) -> Iterator[EnvironmentProvider]:
-    made = ground.provider(settings)
-    yield made
+    ground_provider = ground.provider(settings)
+    yield ground_provider
     sweep_all(ground.settings(settings))
 
 
@@ -63,7 +63,7 @@ def create(provider: EnvironmentProvider, spec: EnvironmentSpec, settings: Setti
 
 @pytest.fixture(scope="module")
 def shared(create: Create) -> Iterator[Environment]:
-    """For tests that leave nothing behind which another could trip over."""
+    """Environment for tests that leave nothing which could disturb other tests."""
     environment = create()
     yield environment
     environment.destroy()

@@ -1,4 +1,4 @@
-"""What the suite runs on: one implementation, how to make it, and what it says it cannot do."""
+"""Defines the ground of the suite: one implementation, how to create it, and which abilities it lacks."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ _TALK = (
 
 @dataclass(frozen=True)
 class Ground:
-    """One implementation and how to make it."""
+    """An implementation of environments and how to create it."""
 
     name: str
-    kind: str  # what `describe()` says
+    kind: str  # as in `describe()`
     provider: Callable[[Settings], EnvironmentProvider]
     spec: Callable[[pytest.FixtureRequest], EnvironmentSpec]
     """A small environment with sh and coreutils (and python3), the working folder /testbed and GIVEN="by the task"."""
     isolates: bool = True
-    """Its limit of memory holds, and its processes do not see the host's."""
+    """Enforces the memory limit, and hides the host's processes."""
     bounds_processes: bool = True
-    """So does its limit of processes, where it isolates."""
+    """Enforces the process limit, where it isolates."""
     has_terminals: bool = True
-    """`stream(tty=True)` gives one."""
+    """`stream(tty=True)` gives a terminal."""
     forwards: bool = True
     """`forward` works; where it does not, it is refused."""
     shares: bool = True
-    """It makes environments whose root is read-only; where it does not, it refuses to."""
+    """Creates environments with a read-only root; a ground that cannot must refuse to."""
     own_commands: bool = True
-    """Its commands run in a way of its own; where they run in another ground's, floods and bombs are left to that."""
+    """Runs commands in its own way. If it uses another ground's, only that one is tested with floods and bombs."""
     shows_tools: bool = False
-    """Its provider finds the tool NAME in `settings.home`/tools/NAME, and its environments see it."""
+    """The provider finds the tool NAME in `settings.home`/tools/NAME, and the environments see it."""
     mounts_tools: bool = False
-    """Commands inside cannot change one."""
+    """Commands inside cannot change a tool."""
     talk: str = f'python3 -c "{_TALK}"'
-    """A command that sends `ping` to {port} of the loopback, ends its side, and prints what comes back."""
+    """A command that sends `ping` to {port} of the loopback, closes its sending side, and prints the answer."""
     settings: Callable[[Settings], Settings] = lambda settings: settings
-    """What its provider makes of the suite's settings."""
+    """Returns the settings for the provider, from the suite's settings."""
     marks: tuple[pytest.MarkDecorator, ...] = ()
 
     def param(self) -> object:
@@ -62,7 +62,7 @@ class Ground:
 
 
 def tar_of(files: dict[str, bytes]) -> bytes:
-    """A tar of these files; scripts (`.sh`) may be run."""
+    """Returns a tar of these files; scripts (`.sh`) are executable."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, content in files.items():
@@ -73,12 +73,12 @@ def tar_of(files: dict[str, bytes]) -> bytes:
 
 
 def tags_of(installation: str) -> Tags:
-    """Of an attempt without a record, with a deadline in ten minutes."""
+    """Returns tags of an attempt without a record, with a deadline in ten minutes."""
     return Tags(installation, uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), time.time() + 600)
 
 
 def sweep_all(settings: Settings) -> int:
-    """Remove every environment of an installation, as if all its instances had ended long ago; how many there were."""
+    """Removes every environment of an installation, as if all instances had ended long ago; returns their number."""
     removed = Sweeper(settings).sweep(set(), read_at=time.time() + 3600).removed
     with suppress(EngineUnavailable):
         engine = engine_of(settings)

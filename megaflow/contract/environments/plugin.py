@@ -1,4 +1,4 @@
-"""A pytest plugin that runs the suite on grounds named on the command line: `--ground MODULE[:NAME]`, more than one."""
+"""A pytest plugin that runs the suite on grounds of the command line: `--ground MODULE[:NAME]`, may be repeated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _grounds(named: str) -> Sequence[Ground]:
     module, _, name = named.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name or "GROUND")
+        value = getattr(importlib.import_module(module), name or "GROUND")
     except (ImportError, AttributeError) as error:
         raise pytest.UsageError(f"expected a Ground at {named!r} (MODULE[:NAME]): {error}") from error
-    return [found] if isinstance(found, Ground) else list(found)
+    return [value] if isinstance(value, Ground) else list(value)

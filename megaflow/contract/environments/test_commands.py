@@ -1,4 +1,4 @@
-"""The contract's commands: exit codes, streams, input, output, variables; and what happens when time is up."""
+"""Contract of commands: exit codes, streams, input, output, variables, and timeouts."""
 
 from __future__ import annotations
 

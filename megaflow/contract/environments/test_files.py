@@ -1,4 +1,4 @@
-"""The contract's files: one by one and as trees."""
+"""Contract of files: single files and trees."""
 
 from __future__ import annotations
 

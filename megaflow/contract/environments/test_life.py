@@ -1,4 +1,4 @@
-"""The contract's life of an environment: set-up, description, reset, end."""
+"""Contract of an environment's life: set-up, description, reset, end."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def test_destroy_from_many_threads_is_safe(create: Create) -> None:
         environment.destroy()
 
     with ThreadPoolExecutor(4) as threads:
-        for done in [threads.submit(end) for _ in range(4)]:
-            done.result()
+        for future in [threads.submit(end) for _ in range(4)]:
+            future.result()
 
 
 def test_set_up_commands_have_run_and_a_failing_one_is_told(
     provider: EnvironmentProvider, spec: EnvironmentSpec, settings: Settings
 ) -> None:
-    wanted = spec.model_copy(update={"setup": ("echo one > set-up", "echo two >> set-up")})
-    environment = provider.create(wanted, tags_of(settings.installation), timeout_s=60)
+    with_setup = spec.model_copy(update={"setup": ("echo one > set-up", "echo two >> set-up")})
+    environment = provider.create(with_setup, tags_of(settings.installation), timeout_s=60)
     assert environment.get("/testbed/set-up") == b"one\ntwo\n"
     proof = environment.reset()
     assert not proof.clean or environment.get("/testbed/set-up") == b"one\ntwo\n", "what a set-up made is in no image"
@@ -88,11 +88,16 @@ def test_two_environments_do_not_share_files(create: Create, own: Environment) -
 
 def test_a_description_says_what_it_is_and_how_long_it_took(create: Create, ground: Ground) -> None:
     environment = create()
-    told = environment.describe()
-    assert (told["kind"], told["id"], told["origin"], told["path"]) == (ground.kind, environment.id, "fresh", "cold")
-    assert told["image"]
-    assert {"image", "create", "set_up"} <= told["phases"].keys() <= PHASES
-    assert all(0 <= seconds < 60 for seconds in told["phases"].values())
+    description = environment.describe()
+    assert (description["kind"], description["id"], description["origin"], description["path"]) == (
+        ground.kind,
+        environment.id,
+        "fresh",
+        "cold",
+    )
+    assert description["image"]
+    assert {"image", "create", "set_up"} <= description["phases"].keys() <= PHASES
+    assert all(0 <= seconds < 60 for seconds in description["phases"].values())
     environment.destroy()
     assert 0 <= environment.describe()["phases"]["teardown"] < 60
 
@@ -104,7 +109,7 @@ def test_what_it_uses_can_be_asked_for(own: Environment) -> None:
 
 
 def _run_until_gone(environment: Environment, *, within_s: float = 20.0) -> None:
-    """Commands until one fails: some engines end an environment a moment after they were told."""
+    """Runs commands until one fails: some engines end an environment only a moment after the request."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         environment.run("true", timeout_s=20)

@@ -1,4 +1,4 @@
-"""The contract's much, and too much: floods of output, fork bombs, memory; the neighbours do not notice."""
+"""Contract of limits: floods of output, fork bombs, memory; other environments are not affected."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_two_floods_at_once_are_told_apart(shared: Environment) -> None:
 def confined(
     provider: EnvironmentProvider, spec: EnvironmentSpec, settings: Settings, limits: Resources
 ) -> Environment:
-    wanted = spec.model_copy(update={"resources": limits})
-    return provider.create(wanted, tags_of(settings.installation), timeout_s=60)
+    limited = spec.model_copy(update={"resources": limits})
+    return provider.create(limited, tags_of(settings.installation), timeout_s=60)
 
 
 @_own_commands

@@ -1,4 +1,4 @@
-"""The contract's ports inside that lead to us: connections come to `serve`, and end with their owner."""
+"""Contract of forwarded ports: connections from inside reach `serve`, and end with their environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megaflow.contract.environments.ground import Ground
 
 
 def shout(connection: socket.socket) -> None:
-    """Read to the end, answer in capitals."""
+    """Reads to the end and answers in capitals."""
     with connection, connection.makefile("rwb") as stream:
         stream.write(stream.read().upper())
 
@@ -53,7 +53,7 @@ def test_connections_are_served_side_by_side(own: Environment, ground: Ground) -
     together = threading.Barrier(3)
 
     def serve(connection: socket.socket) -> None:
-        together.wait(20)  # broken, and so without an answer, unless three are here at once
+        together.wait(20)  # the barrier breaks, without an answer, unless three are here at once
         shout(connection)
 
     forward = own.forward(0, serve)

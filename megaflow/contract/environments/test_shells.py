@@ -1,4 +1,4 @@
-"""The contract's shells that remember: folder and exports live on, whatever a command does to its shell."""
+"""Contract of stateful shells: folder and exports persist, whatever a command does to its shell."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from app.models.shell import StatefulShell
 
 @pytest.fixture
 def shell(shared: Environment) -> Iterator[StatefulShell]:
-    made = shared.shell()
-    yield made
-    made.close()
+    stateful_shell = shared.shell()
+    yield stateful_shell
+    stateful_shell.close()
 
 
 def said(shell: StatefulShell, command: str, timeout_s: float = 20) -> str:
@@ -95,9 +95,9 @@ def test_several_shells_at_once_do_not_see_each_other(shared: Environment) -> No
     def use(number: int) -> str:
         shell = shared.shell()
         shell.run(f"mkdir -p many/{number}; cd many/{number}; export N={number}", timeout_s=30)
-        found = said(shell, 'echo "$N $(basename "$(pwd)")"', timeout_s=30)
+        output = said(shell, 'echo "$N $(basename "$(pwd)")"', timeout_s=30)
         shell.close()
-        return found
+        return output
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(use, range(8))) == [f"{n} {n}\n" for n in range(8)]

@@ -1,4 +1,4 @@
-"""The contract's programs that are talked to while they run, with pipes or a terminal."""
+"""Contract of interactive programs, with pipes or a terminal."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from megaflow.contract.environments.fixtures import Create
 
 
 def until(stream: InteractiveProgram, wanted: bytes, timeout_s: float = 15) -> bytes:
-    """What the program writes, up to and with `wanted`; or to its end."""
-    found, deadline = b"", time.monotonic() + timeout_s
-    while wanted not in found and time.monotonic() < deadline:
+    """Returns the program's output up to and with `wanted`, or to its end."""
+    output, deadline = b"", time.monotonic() + timeout_s
+    while wanted not in output and time.monotonic() < deadline:
         piece = stream.read(0.5)
         if piece == b"":
             break
-        found += piece or b""
-    return found
+        output += piece or b""
+    return output
 
 
 def rest(stream: InteractiveProgram) -> bytes:
-    found = b""
+    output = b""
     while piece := stream.read(15):
-        found += piece
-    return found
+        output += piece
+    return output
 
 
 def test_a_program_answers_and_ends_with_its_input(shared: Environment) -> None:
@@ -73,8 +73,8 @@ def test_a_signal_reaches_the_program(shared: Environment) -> None:
     script = "trap 'echo caught; exit 9' USR1; echo ready; while :; do sleep 0.1; done"
     stream = shared.stream(["/bin/sh", "-c", script])
     assert until(stream, b"ready\n") == b"ready\n"
-    stream.signal(signal.SIGUSR1)  # SIGINT is ignored by whoever was started in the background
-    # The whole group had it: where its `sleep` ran already, the shell says first how that ended.
+    stream.signal(signal.SIGUSR1)  # background programs ignore SIGINT
+    # The whole process group gets the signal: if `sleep` ran already, the shell first prints how that ended.
     assert until(stream, b"caught\n").endswith(b"caught\n")
     assert stream.wait(15) == 9
     stream.close()
@@ -84,7 +84,7 @@ def test_closing_kills_what_still_runs(own: Environment) -> None:
     stream = own.stream(["/bin/sh", "-c", "setsid sleep 62.5 & trap '' TERM; echo ready; sleep 63.5"])
     assert until(stream, b"ready\n") == b"ready\n"
     stream.close()
-    give_up = time.monotonic() + 30  # a helper that is reached through a bridge hears of it a moment later
+    give_up = time.monotonic() + 30  # a helper behind a bridge gets the request a moment later
     while any(name in (left := _commands(own)) for name in (b"sleep 62.5", b"sleep 63.5")):
         assert time.monotonic() < give_up, left
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""The contract's tools: folders of this host that are seen inside, read-only, and are no part of the environment."""
+"""Contract of tools: folders of this host that are seen inside, read-only, and not part of the environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HELLO = '#!/bin/sh\necho "hello from ${0##*/}, beside $(cat "${0%/*}/../words")"
 
 @pytest.fixture(scope="module")
 def tool(settings: Settings) -> Path:
-    """Where a ground's provider finds it: a link, as an installation may share its tools with another."""
+    """Returns the tool's folder. The provider finds it by a link, as installations may share their tools."""
     return installed(settings, "toy-1")
 
 
