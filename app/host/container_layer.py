@@ -82,7 +82,7 @@ class ContainerLayer:
         return any(mount["Destination"] not in self.ours for mount in container["Mounts"])
 
     def note_outside(self, files: Iterable[Path]) -> None:
-        """Records /etc/hosts and similar files. Call before the first command. Raises: OSError: the container is gone."""
+        """Records /etc/hosts and its like. Call before the first command. Raises: OSError: the container is gone."""
         self.outside = {file: _content(file) for file in files}
 
     def empty(self) -> int:
