@@ -131,7 +131,7 @@ def _redis(settings: Settings) -> tuple[Level, str, str]:
 
 
 def _migrations(settings: Settings) -> tuple[Level, str, str]:
-    from app.ledger import schema  # imported here: without Alembic this check fails, not all
+    from app.ledger import schema  # imported here: without Alembic, only this check fails
 
     if schema.at_head(settings.database()):
         return _ok("at head")
