@@ -1,1 +1,1 @@
-"""This machine: its container engine, cgroups, disks, kernel calls, and slots shared by its processes."""
+"""Manages this machine: container engine, cgroups, disks, kernel calls, and slots shared by its processes."""

@@ -1,4 +1,4 @@
-"""Makes, checks and unpacks tar archives; nothing in one may leave its folder."""
+"""Creates, checks and unpacks tar archives; no member may lead out of its folder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from app.errors import SpecInvalid
 
 
 def of_file(path: str, content: bytes, *, mode: int) -> bytes:
-    """A tar with one file under the absolute `path`, owned by root; its folders are left to the unpacker."""
+    """Creates a tar with one file at the absolute `path`, owned by root; the unpacker must create its folders."""
     return of_files({path: content}, mode=mode)
 
 
 def of_files(contents: Mapping[str, bytes], *, mode: int) -> bytes:
-    """The same with several files, by path."""
+    """Creates a tar with several files, by path; see `of_file`."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for path, content in contents.items():
@@ -30,7 +30,7 @@ def of_files(contents: Mapping[str, bytes], *, mode: int) -> bytes:
 
 
 def of_folder(path: str) -> bytes:
-    """A tar with the one empty folder `path`."""
+    """Creates a tar with only the empty folder `path`."""
     member = tarfile.TarInfo(path.strip("/"))
     member.type, member.mode, member.mtime = tarfile.DIRTYPE, 0o755, int(time.time())
     buffer = io.BytesIO()
@@ -40,7 +40,7 @@ def of_folder(path: str) -> bytes:
 
 
 def unpack(archive: bytes, folder: Path) -> None:
-    """Unpack into `folder`, without owners and set-uid bits. Raises: SpecInvalid: damaged, or it leads outside."""
+    """Unpacks without owners and set-uid bits. Raises: SpecInvalid: damaged, or a member leads out of `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     with _opened(archive) as tar:
         try:
@@ -77,19 +77,19 @@ def _refuse_unsafe(member: tarfile.TarInfo) -> None:
 
 
 def plain_files(archive: bytes, *, limit_bytes: int) -> bytes:
-    """The files and folders of an uncompressed tar, for a place where its links would lead elsewhere.
+    """Copies the files and folders of an uncompressed tar, for a place where its links would lead elsewhere.
 
-    Symbolic links and what is neither file nor folder are left out, and names that lead outside; a hard link is the
-    file that it means, when that is in the archive. Owners and special bits are not kept.
+    Symbolic links, special files and names that lead outside are left out. A hard link becomes a copy of its file, if
+    that is in the archive. Owners and special bits are not kept.
 
     Raises: SpecInvalid: it is no tar. ValueError: it has more than `limit_bytes` of files.
     """
-    made = io.BytesIO()
+    buffer = io.BytesIO()
     try:
-        _copy_plain(archive, made, limit_bytes)
+        _copy_plain(archive, buffer, limit_bytes)
     except tarfile.TarError as error:
         raise SpecInvalid(f"expected an uncompressed tar, found something else: {error}.") from error
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def _copy_plain(archive: bytes, made: io.BytesIO, limit_bytes: int) -> None:
@@ -98,25 +98,25 @@ def _copy_plain(archive: bytes, made: io.BytesIO, limit_bytes: int) -> None:
             name = posixpath.normpath(member.name.lstrip("/"))
             if name == ".." or name.startswith("../") or not (member.isreg() or member.isdir() or member.islnk()):
                 continue
-            kept = tarfile.TarInfo(name)
-            kept.mode = member.mode & 0o777
+            copy = tarfile.TarInfo(name)
+            copy.mode = member.mode & 0o777
             if member.isdir():
-                kept.type = tarfile.DIRTYPE
-                plain.addfile(kept)
+                copy.type = tarfile.DIRTYPE
+                plain.addfile(copy)
                 continue
             try:
                 source = tar.extractfile(member)
-            except KeyError:  # a hard link to what is not in the archive
+            except KeyError:  # a hard link to a file that is not in the archive
                 continue
             content = b"" if source is None else source.read(limit_bytes + 1)
             if made.tell() + len(content) > limit_bytes:
                 raise ValueError(f"expected files of at most {limit_bytes} bytes, found more")
-            kept.size = len(content)
-            plain.addfile(kept, io.BytesIO(content))
+            copy.size = len(content)
+            plain.addfile(copy, io.BytesIO(content))
 
 
 def absolute(path: str) -> str:
-    """`path` without dots and doubled slashes. Raises: ValueError: it is relative, or the root itself."""
+    """Normalizes an absolute path (dots, double slashes). Raises: ValueError: it is relative, or the root itself."""
     clean = posixpath.normpath("/" + path.lstrip("/")) if path.startswith("/") else ""
     if not clean or clean == "/" or "\0" in path:
         raise ValueError(f"expected an absolute path inside the environment, found {path!r}.")

@@ -1,4 +1,4 @@
-"""What the kernel counts of a control group: kills for memory and whose they are, processes refused, time held up."""
+"""Reads the kernel's counters of a cgroup: kills for memory and their cause, refused processes, throttled time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from app.host.cgroups import PREFIX, container_folders
 _UNLIMITED = 1 << 60
 _LONGEST_BYTES = 4096
 _NEAR_BYTES = 4 << 20
-"""The last request is not part of the recorded peak: a huge page, and what processors have cached."""
+"""Margin below the limit: the peak lacks the last request (a huge page) and the memory cached by processors."""
 
 
 def container_memory_events(container_id: str, init: int) -> Path | None:
-    """The file that counts kills of a container with that first process; None when this host does not show it."""
+    """Returns the file that counts kills of a container with first process `init`; None: not visible on this host."""
     for folder in container_folders(container_id, init, "memory"):
         for name in ("memory.oom_control", "memory.events"):
             if (text := _text(folder / name)) and _oom_kills(folder, text) is not None:
@@ -29,30 +29,30 @@ def container_memory_events(container_id: str, init: int) -> Path | None:
 
 
 class MemoryWatch:
-    """Whether the kernel killed for an environment's memory limit: by its control group's own count.
+    """Detects kills for an environment's memory limit, by its cgroup's own counter.
 
-    An engine's "OOMKilled" tells it only of a container's first process, and exit code 137 is every SIGKILL's. Counts
-    from one reading to the next. Safe for many threads: a kill is reported once.
+    An engine's "OOMKilled" is only about a container's first process, and exit code 137 is that of any SIGKILL. Each
+    reading is compared with the last. Thread-safe: a kill is reported once.
     """
 
     def __init__(self, file: Path | None, inside: Callable[[], int | None]) -> None:
-        """`file`: what this host shows of the group; `inside` asks the environment itself, which takes longer."""
+        """file: the cgroup's file on this host, if visible; `inside` reads in the environment, which takes longer."""
         self._file = file
         self._inside = inside
         self._lock = threading.Lock()
         self._known = 0
-        self._without_kills: str | None = None  # after most commands the file says the same as before
+        self._without_kills: str | None = None  # after most commands the file is unchanged
         self._closed = False
-        self._handle: int | None = None  # kept open: after each command of many threads, every system call counts
+        self._handle: int | None = None  # kept open to save system calls: it is read after each command of many threads
         self._release: Callable[[], object] = lambda: None
 
     @property
     def folder(self) -> Path | None:
-        """The control group's, where this host shows it."""
+        """Folder of the cgroup, where visible on this host."""
         return None if self._file is None else self._file.parent
 
     def killed(self, *, suspected: bool) -> bool:
-        """True when there was a kill since the last reading. Only when `suspected` is it worth asking inside."""
+        """Whether there was a kill since the last reading. Reads inside, which is slow, only when `suspected`."""
         if self._file is None and not suspected:
             return False
         with self._lock:
@@ -67,12 +67,12 @@ class MemoryWatch:
         return grown
 
     def count(self) -> int | None:
-        """Kills since the group was made, reported or not; None when unknown. Raises: what `inside` does."""
+        """Returns kills since the group's creation, reported or not; None: unknown. Raises: as `inside`."""
         with self._lock:
             return self._read()
 
     def host_kills(self) -> int | None:
-        """Kills since then for want of the host's memory, the group's own limit never met; None when unknown."""
+        """Returns kills since the group's creation for lack of host memory (own limit not reached); None: unknown."""
         with self._lock:
             text = None if self._file is None else self._text()
         if text is None or self._file is None or (kills := _number(text, "oom_kill")) is None:
@@ -99,38 +99,38 @@ class MemoryWatch:
             return None
 
     def close(self) -> None:
-        """Report nothing any more. Safe to call twice."""
+        """Stops reporting. Safe to call twice."""
         with self._lock:
             self._closed = True
             self._release()
 
 
 class PidsWatch:
-    """How many processes the kernel refused for an environment's limit of them. Safe for many threads.
+    """Counts processes that the kernel refused because of an environment's process limit. Thread-safe.
 
-    A program that cannot start another gets "Resource temporarily unavailable", and need not pass it on.
+    A program that cannot start another gets "Resource temporarily unavailable", but may not report it.
     """
 
     def __init__(self, folders: Iterable[Path] = ()) -> None:
-        """folders: its control groups; what starts no processes counts none, and what is not there is passed over."""
+        """folders: its cgroups. A missing one is ignored; one that starts no processes counts none."""
         self._files = tuple(folder / "pids.events" for folder in folders)
 
     def refused(self) -> int | None:
-        """Since the groups were made; None where this host shows none of them (any more)."""
+        """Returns the number since the groups' creation; None: this host shows none of them (any more)."""
         counts = [count for file in self._files if (count := _value(file, "max")) is not None]
         return sum(counts) if counts else None
 
 
 @dataclass(frozen=True, slots=True)
 class GroupUsage:
-    """What a control group uses: memory now, and processor seconds since it was made. None: not shown here."""
+    """Usage of a cgroup: current memory, and CPU seconds since its creation. None: not visible here."""
 
     memory_bytes: int | None
     cpu_s: float | None
 
 
 def usage(memory: Path | None, cpus: Iterable[Path]) -> GroupUsage | None:
-    """Of the group with these folders; None: this host shows neither."""
+    """Reads the usage of the cgroup with these folders; None: this host shows neither."""
     memory_bytes = None if memory is None else _first_number(memory, "memory.current", "memory.usage_in_bytes")
     cpu_s = next((seconds for folder in cpus if (seconds := _cpu_s(folder)) is not None), None)
     if cpu_s is None and memory_bytes is not None and memory is not None:
@@ -141,7 +141,7 @@ def usage(memory: Path | None, cpus: Iterable[Path]) -> GroupUsage | None:
 def _cpu_s(folder: Path) -> float | None:
     if (count := _value(folder / "cpu.stat", "usage_usec")) is not None:
         return count * 1e-6
-    # Version 1 counts it beside the limit, in a hierarchy that is the same one, or of the same shape.
+    # Version 1 counts CPU time in the controller cpuacct: the same hierarchy as cpu, or one with the same paths.
     count, limits = _first_number(folder, "cpuacct.usage"), cgroups.ROOT / "cpu"
     if count is None and folder.is_relative_to(limits):
         count = _first_number(cgroups.ROOT / "cpuacct" / folder.relative_to(limits), "cpuacct.usage")
@@ -149,7 +149,7 @@ def _cpu_s(folder: Path) -> float | None:
 
 
 def _cpu_s_of_processes(folder: Path) -> float:
-    """What a group's processes have used with the ended ones that they waited for: where no controller counts it."""
+    """Returns CPU seconds of a group's processes and their reaped children, for use when no controller counts them."""
     ticks = 0
     for process in _text(folder / "cgroup.procs").split():
         fields = _text(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
@@ -164,7 +164,7 @@ def _first_number(folder: Path, *names: str) -> int | None:
 
 
 def throttled_s(folders: Iterable[Path]) -> float | None:
-    """How long the limit of processors has held up the first of these groups that counts it; None: none does."""
+    """Returns the throttled seconds of the first group that counts them; None: none does."""
     for folder in folders:
         text = _text(folder / "cpu.stat")
         for name, unit_s in (("throttled_usec", 1e-6), ("throttled_time", 1e-9)):
@@ -174,7 +174,7 @@ def throttled_s(folders: Iterable[Path]) -> float | None:
 
 
 def _oom_kills(group: Path, text: str) -> int | None:
-    """Kills for the limit of this group or one of MegaFlow above it; None when the text of its file has no count."""
+    """Returns kills for the limit of this group or a MegaFlow group above it; None: the text has no counter."""
     kills = _number(text, "oom_kill")
     with suppress(OSError, ValueError):
         return 0 if kills and not _was_full(group) else kills
@@ -182,9 +182,9 @@ def _oom_kills(group: Path, text: str) -> int | None:
 
 
 def _was_full(group: Path) -> bool:
-    """Whether a group ever was at its limit, or at that of the first above it that has one; ours above that count, too.
+    """Whether a group, or a parent up to the first with a limit (and then MegaFlow's further ones), reached its limit.
 
-    Where it never was, the whole host was short of memory, and the kill is not the task's. Yes, where no limit shows.
+    If not, the whole host was short of memory, and the kill is not the task's fault. True when no limit is visible.
     """
     limited = False
     for place in (group, *group.parents):
@@ -207,7 +207,7 @@ def _was_full(group: Path) -> bool:
 
 
 def _value(file: Path, name: str) -> int | None:
-    """The number behind a name in a file of such lines; None: it is not there."""
+    """Returns the number after a name in a file of such lines; None: it is missing."""
     return _number(_text(file), name)
 
 

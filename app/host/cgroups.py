@@ -1,8 +1,8 @@
-"""Cgroups v1 and v2: sets limits, finds a container's group, reads the kernel's counters.
+"""Manages cgroups v1 and v2: sets limits, finds a container's group, reads its processes.
 
-Why `Cgroup` and not the runtime's own: moving a process into a cgroup waits for the whole kernel (5-15 ms), a thread
-that moves itself does not. The thread that starts an environment joins its cgroup first, and the environment is born
-in it.
+`Cgroup` replaces the runtime's own handling: moving a process into a cgroup waits for the whole kernel (5-15 ms), but a
+thread that moves itself does not wait. The thread that starts an environment joins its cgroup first, and the
+environment's processes inherit it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _PERIOD_US = 100_000
 _PROCESSES = "cgroup.procs"
 _CONTROLLERS = ("memory", "cpu", "pids", "devices")
 DEVICES = tuple(f"c {number} rwm" for number in ("1:3", "1:5", "1:7", "1:8", "1:9", "5:0", "5:1", "5:2", "136:*"))
-"""null, zero, full, random, urandom; terminals."""
+"""Device rules for null, zero, full, random, urandom and terminals."""
 PREFIX = "megaflow-"
 _YOUNG_S = 3600.0
 _POLL_S = 0.0005
 _KILL_POLLS = 10
-"""Polls before those that are left are killed once more."""
+"""Number of polls after which the remaining processes are killed again."""
 
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The cgroup `megaflow-NAME`: a folder of each controller (version 1), or one folder."""
+    """Cgroup `megaflow-NAME`: one folder per controller (version 1), or one folder (version 2)."""
 
     name: str
 
     @cached_property
     def unified(self) -> bool:
-        """Whether this host has version 2 alone."""
+        """Whether this host has only version 2."""
         return (ROOT / "cgroup.controllers").exists()
 
     @cached_property
@@ -50,7 +50,7 @@ class Cgroup:
         return [ROOT / own] if self.unified else [ROOT / controller / own for controller in _CONTROLLERS]
 
     def make(self, resources: Resources, devices: Sequence[str] | None = DEVICES) -> None:
-        """Make it, or set its limits again. devices: None: those of the group above. Raises: OSError."""
+        """Creates the cgroup, or sets its limits again. devices: None: as in the parent group. Raises: OSError."""
         if self.unified:
             self._make_unified(resources)
         else:
@@ -86,10 +86,10 @@ class Cgroup:
 
     @contextmanager
     def joined(self) -> Iterator[list[str]]:
-        """Start processes inside: what to put before their command lines.
+        """Starts processes in the cgroup: yields the prefix for their command lines.
 
-        Version 1: this thread joins, and stays until it ends. Version 2 knows no threads apart: a shell joins and
-        becomes what it starts.
+        Version 1: this thread joins, and stays until it ends. Version 2 has no separate threads: a shell joins and then
+        executes the command.
         """
         if self.unified:
             (folder,) = self.folders
@@ -100,30 +100,30 @@ class Cgroup:
         yield []
 
     def processes(self) -> list[int]:
-        """The processes in it, by this host's numbers."""
+        """Returns the process ids in it, as numbered on this host."""
         return [pid for pid in _processes(self.folders[:1]) if self._contains(pid)]
 
     def _contains(self, pid: int) -> bool:
-        # A thread that is starting an environment makes its worker appear in version 1's list: not to be killed.
+        # Version 1 also lists a worker while one of its threads starts an environment: it must not be killed.
         return pid != os.getpid() and any(f"/{PREFIX}{self.name}" in line for line in _groups_of(pid))
 
     @property
     def memory_events(self) -> Path:
-        """The file that counts what the memory limit has killed, once it has been started."""
+        """File that counts kills for the memory limit, once the environment was started."""
         return self.folders[0] / ("memory.events" if self.unified else "memory.oom_control")
 
     @property
     def cpu_folder(self) -> Path:
-        """Where the kernel counts how long the limit of processors has held it up."""
+        """Folder in which the kernel counts the time throttled by the CPU limit."""
         return self.folders[0 if self.unified else _CONTROLLERS.index("cpu")]
 
     @property
     def pids_folder(self) -> Path:
-        """Where the kernel counts what the limit of processes has refused."""
+        """Folder in which the kernel counts the processes refused by the process limit."""
         return self.folders[0 if self.unified else _CONTROLLERS.index("pids")]
 
     def mounts(self) -> list[dict[str, Any]]:
-        """For the specification: what programs inside read to learn their limits."""
+        """Returns mounts for the runtime's specification: programs inside read their limits there."""
         if self.unified:
             return [_mount("/sys/fs/cgroup", "bind", str(self.folders[0]), "bind")]
         binds = [
@@ -134,31 +134,31 @@ class Cgroup:
         return [_mount("/sys/fs/cgroup", "tmpfs", "tmpfs", "mode=755", "size=64k"), *binds]
 
     def end(self, *, timeout_s: float) -> bool:
-        """Kill all processes in it and remove it; False when some would not die in time. Not there: fine."""
+        """Kills all processes in it and removes it; False: some did not end in time. Missing: True."""
         deadline = time.monotonic() + timeout_s
-        left, polls = self._everywhere(), 0
-        while left:
+        remaining, polls = self._everywhere(), 0
+        while remaining:
             if polls % _KILL_POLLS == 0:
                 self._kill()
-            left = [folder for folder in left if not _removed(folder)]
+            remaining = [folder for folder in remaining if not _removed(folder)]
             if time.monotonic() >= deadline:
                 break
-            if left:
+            if remaining:
                 time.sleep(_POLL_S)
             polls += 1
-        return not left
+        return not remaining
 
     def remove(self, *, timeout_s: float) -> bool:
-        """Remove it unless there are processes in it; False when that is so for the whole time. Not there: fine."""
+        """Removes it, waiting until it has no processes; False: it still had some at the timeout. Missing: True."""
         deadline = time.monotonic() + timeout_s
-        while left := [folder for folder in self._everywhere() if not _removed(folder)]:
+        while remaining := [folder for folder in self._everywhere() if not _removed(folder)]:
             if time.monotonic() >= deadline:
                 break
             time.sleep(_POLL_S)
-        return not left
+        return not remaining
 
     def _everywhere(self) -> list[Path]:
-        """Our folders, and those that a runtime has made of the same name for other controllers."""
+        """Returns our folders, and folders of the same name that a runtime created for other controllers."""
         places = [f"{ROOT}/{name}/{PREFIX}{self.name}" for name in os.listdir(ROOT)]
         return self.folders if self.unified else [Path(place) for place in places if os.path.isdir(place)]
 
@@ -168,13 +168,13 @@ class Cgroup:
                 _write(self.folders[0] / "cgroup.kill", "1")
             return
         place = self.folders[0] if self.unified else self.folders[_CONTROLLERS.index("pids")]
-        with suppress(OSError):  # no process is born while the others die
+        with suppress(OSError):  # no new process starts while the others are killed
             _write(place / "pids.max", "0")
         for pid in self.processes():
             self._kill_one(pid)
 
     def _kill_one(self, pid: int) -> None:
-        """Through a handle, since the number may be another process's a moment later."""
+        """Kills a process through a pidfd, since another process may get the same number at any time."""
         try:
             handle = os.pidfd_open(pid)
         except OSError:
@@ -188,10 +188,10 @@ class Cgroup:
 
 
 def remove_abandoned() -> int:
-    """Remove cgroups of MegaFlow that are empty and no longer young; how many folders.
+    """Removes MegaFlow's cgroups that are empty and older than an hour; returns the number of folders.
 
-    They are left from a home that was deleted while its worker was killed. A living environment's first process keeps
-    its own.
+    They remain when a home is deleted and its worker is killed. The cgroup of a running environment is not
+    empty: it has the first process.
     """
     unified = (ROOT / "cgroup.controllers").exists()
     removed = 0
@@ -199,15 +199,15 @@ def remove_abandoned() -> int:
         for folder in place.glob(f"{PREFIX}*"):
             with suppress(OSError):
                 if time.time() - folder.stat().st_mtime > _YOUNG_S:
-                    removed += _removed(folder) or _removed(folder)  # first those below it
+                    removed += _removed(folder) or _removed(folder)  # twice: the first call removes child groups
     return removed
 
 
 def container_folders(container_id: str, init: int, controller: str) -> Iterator[Path]:
-    """A container's group of the controller, or where version 2 has all; none when the process is another's."""
+    """Returns a container's folders of a controller (version 2: of all); none: the process is not the container's."""
     for line in _groups_of(init):
         _, controllers, path = line.split(":", 2)
-        if container_id not in path:  # a process of that number, but not that container's
+        if container_id not in path:  # the number belongs to a process outside the container
             continue
         if controllers == controller:
             yield ROOT / controller / path.lstrip("/")
@@ -216,12 +216,12 @@ def container_folders(container_id: str, init: int, controller: str) -> Iterator
 
 
 def container_processes(container_id: str, init: int) -> list[int]:
-    """The processes of a container with that first process, by this host's numbers; none when it is elsewhere."""
+    """Returns the processes of a container with first process `init`, as numbered here; none: it is elsewhere."""
     return _processes(container_folders(container_id, init, "pids"))
 
 
 def in_container(container_id: str, process: int) -> bool:
-    """Whether the process of that number on this host is in that container: not so when the engine is elsewhere."""
+    """Whether a process of this host is in a container; False when the engine is on another host."""
     return any(container_id in line for line in _groups_of(process))
 
 
@@ -233,11 +233,11 @@ def _groups_of(process: int) -> list[str]:
 
 
 def _processes(folders: Iterable[Path]) -> list[int]:
-    found: set[int] = set()
+    pids: set[int] = set()
     for folder in folders:
         with suppress(OSError):
-            found |= {int(line) for line in (folder / _PROCESSES).read_text().split()}
-    return sorted(found)
+            pids |= {int(line) for line in (folder / _PROCESSES).read_text().split()}
+    return sorted(pids)
 
 
 def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str,
 
 
 def _quota_us(resources: Resources) -> int:
-    """Also when it may have all: programs count their processors by it, or else by the shares (JVMs before 19)."""
+    """Returns the quota, set even for all CPUs: programs count CPUs by it, otherwise by the shares (JVMs before 19)."""
     return max(1000, round(min(resources.most.cpus, os.cpu_count() or 1) * _PERIOD_US))
 
 
@@ -268,7 +268,7 @@ def _removed(folder: Path) -> bool:
         folder.rmdir()
     except FileNotFoundError:
         return True
-    except OSError:  # processes, or folders below
+    except OSError:  # it has processes or child groups
         with suppress(OSError), os.scandir(folder) as entries:
             for below in [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]:
                 _removed(below)

@@ -1,7 +1,7 @@
 """Empties a container's writable layer from this host, so that it equals its image again.
 
-Why not the engine's own `diff`: it compares size and time of files, so a file overwritten in place whose time was put
-back is not in it (engine 20.10). In the layer it is, as is every deletion, mode, owner and attribute. The kernel allows
+The engine's own `diff` is not enough: it compares size and time, so it misses a file overwritten in place whose time
+was restored (engine 20.10). The layer has that file, and every deletion, mode, owner and attribute. The kernel allows
 changes to an overlay's upper folder while it is not mounted, that is, while the container is stopped.
 """
 
@@ -25,12 +25,12 @@ from app.host.engine import Engine
 _OVERLAY = "trusted.overlay."
 _GET_FLAGS = 0x80086601  # FS_IOC_GETFLAGS
 _OUTSIDE_BYTES = 1 << 20
-"""Of a file of the engine's, so much is compared: a task may have made it as large as its disk limit allows."""
+"""Compared part of each of the engine's files: a task may have made one as large as its disk limit allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderState:
-    """What a container may change of a folder itself."""
+    """Metadata of a folder that a container may change."""
 
     mode: int
     uid: int
@@ -40,9 +40,9 @@ class FolderState:
 
     @classmethod
     def of(cls, folder: Path) -> FolderState:
-        found = folder.stat()
+        status = folder.stat()
         attributes = {name: os.getxattr(folder, name) for name in os.listxattr(folder) if not name.startswith(_OVERLAY)}
-        return cls(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, found.st_mtime_ns, attributes)
+        return cls(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, status.st_mtime_ns, attributes)
 
     def restore(self, folder: Path) -> None:
         for name in set(os.listxattr(folder)) - set(self.attributes):
@@ -57,18 +57,16 @@ class FolderState:
 
 @dataclass
 class ContainerLayer:
-    """The layer of one container, and how it was before the container first started."""
+    """Writable layer of one container, and its state before the container first started."""
 
     upper: Path
-    folders: dict[
-        Path, FolderState
-    ]  # the root's, and those of folders that the engine made (the working folder), parents first
-    ours: frozenset[str]  # mount points that are no part of what a task may change
+    folders: dict[Path, FolderState]  # the root, and folders that the engine made (the working folder), parents first
+    ours: frozenset[str]  # mount points that a task cannot change
     outside: dict[Path, tuple[bytes, int, int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, container: dict[str, Any], ours: Iterable[str] = ()) -> ContainerLayer | None:
-        """By the description of a container that never ran; None: not visible, or volumes beside the mounts `ours`."""
+        """Reads the layer of a container that never ran; None: not visible, or it has volumes other than `ours`."""
         upper = upper_of(container)
         try:
             if os.geteuid() != 0 or any(files for _, _, files in os.walk(upper)):
@@ -84,11 +82,11 @@ class ContainerLayer:
         return any(mount["Destination"] not in self.ours for mount in container["Mounts"])
 
     def note_outside(self, files: Iterable[Path]) -> None:
-        """Remember /etc/hosts and its like, before the first command. Raises: OSError: the container is gone."""
+        """Records /etc/hosts and its like. Call before the first command. Raises: OSError: the container is gone."""
         self.outside = {file: _content(file) for file in files}
 
     def empty(self) -> int:
-        """Bring the layer back to its beginning; the container must be stopped. Returns how many entries it held."""
+        """Resets the layer to its first state; returns the number of removed entries. The container must be stopped."""
         count = trees.empty(self.upper)
         for folder in self.folders:
             folder.mkdir(exist_ok=True)
@@ -97,34 +95,34 @@ class ContainerLayer:
         return count
 
     def residue(self) -> list[str]:
-        """What differs from the beginning: nothing, if `empty` did its work."""
+        """Returns the paths that differ from the first state: empty if `empty` worked."""
         now = {Path(folder): FolderState.of(Path(folder)) for folder, _, _ in os.walk(self.upper)}
         files = [Path(folder) / name for folder, _, names in os.walk(self.upper) for name in names]
         changed = [folder for folder in now.keys() | self.folders.keys() if now.get(folder) != self.folders.get(folder)]
         return [f"/{path.relative_to(self.upper)}" for path in (*files, *changed)]
 
     def changed_outside(self) -> list[str]:
-        """Which of the engine's own files differ from how they were; the engine writes them anew at each start."""
+        """Returns the names of the engine's own files that changed. The engine writes them anew at each start."""
         return [path.name for path, known in self.outside.items() if _content(path) != known]
 
 
 def outside_of(container: dict[str, Any]) -> list[Path]:
-    """The engine's own files that a container sees beside its layer, by the description of one that runs."""
-    found = (container.get(name) for name in ("HostsPath", "HostnamePath", "ResolvConfPath"))
-    return [Path(path) for path in found if path]
+    """Returns the engine's own files that a running container sees in addition to its layer."""
+    paths = (container.get(name) for name in ("HostsPath", "HostnamePath", "ResolvConfPath"))
+    return [Path(path) for path in paths if path]
 
 
 def upper_of(container: dict[str, Any]) -> Path:
-    """Where the engine has a container's own files, by its description; perhaps not on this host."""
+    """Returns the folder of a container's own files, by its description. It may not exist on this host."""
     data = container.get("GraphDriver", {}).get("Data") or {}
     return Path(data.get("UpperDir") or "/nonexistent")
 
 
 def places_of(engine: Engine, container: dict[str, Any]) -> list[Path]:
-    """Where what a container writes comes to lie, by its description; nothing that is not seen from here.
+    """Returns the folders that a container writes to, by its description; only those visible from this host.
 
-    Its own files, its volumes, and the engine's folder of it: /etc/hosts, /etc/hostname and /etc/resolv.conf, which are
-    mounted from there and can be written to, and its log.
+    They are its own files, its volumes, and the engine's folder for it, with its log and with /etc/hosts, /etc/hostname
+    and /etc/resolv.conf, which are mounted from there and are writable.
     """
     volumes = [Path(mount["Source"]) for mount in container["Mounts"] if mount["Type"] == "volume"]
     places = (upper_of(container), engine.folder_of(str(container["Id"])), *volumes)
@@ -132,24 +130,24 @@ def places_of(engine: Engine, container: dict[str, Any]) -> list[Path]:
 
 
 def usage_of(engine: Engine, containers: Iterable[dict[str, Any]]) -> DiskUsage:
-    """What containers have written together, by their descriptions now. Raises: OSError."""
-    found = list(containers)
-    places = {place for one in found for place in places_of(engine, one)}
-    processes = [pid for one in found for pid in container_processes(str(one["Id"]), int(one["State"]["Pid"]))]
+    """Returns the disk usage of containers together, by their current descriptions. Raises: OSError."""
+    descriptions = list(containers)
+    places = {place for one in descriptions for place in places_of(engine, one)}
+    processes = [pid for one in descriptions for pid in container_processes(str(one["Id"]), int(one["State"]["Pid"]))]
     return DiskUsage.added([DiskUsage.of(*places), DiskUsage.held(processes, *places)])
 
 
 def _content(path: Path) -> tuple[bytes, int, int, int]:
-    """Its attributes and flags with its bytes: the engine writes anew what is in it, and leaves the rest."""
-    found = path.stat()
-    beside = sorted((name, os.getxattr(path, name)) for name in os.listxattr(path)), _flags(path), found.st_size
+    """Returns content, attributes and flags. The engine rewrites only the content of its files, not the rest."""
+    status = path.stat()
+    metadata = sorted((name, os.getxattr(path, name)) for name in os.listxattr(path)), _flags(path), status.st_size
     with path.open("rb") as file:
         content = file.read(_OUTSIDE_BYTES)
-    return content + repr(beside).encode(), found.st_mode, found.st_uid, found.st_gid
+    return content + repr(metadata).encode(), status.st_mode, status.st_uid, status.st_gid
 
 
 def _flags(path: Path) -> int:
-    """Of the inode, as chattr sets them; 0 where a file system has none."""
+    """Returns the inode's flags, as set by chattr; 0 where the file system has none."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return int(struct.unpack("l", fcntl.ioctl(handle, _GET_FLAGS, bytes(8)))[0])

@@ -1,6 +1,6 @@
 """Measures disk space below a folder, and recognises a full disk.
 
-To count, nothing is reached by a path, and no link is followed: what runs inside may change everything meanwhile.
+Measuring uses directory handles instead of paths and follows no links: processes inside may change the tree meanwhile.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from pathlib import Path
 from app.errors import DiskFull
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""The system's errors for a full disk."""
+"""Error numbers of a full disk."""
 MOST_FILES = 1 << 22
-"""Counting stops a little above: no limit of files is higher, and counting must not take minutes."""
+"""Counting stops just above this number: no limit of files is higher, and counting must not take minutes."""
 _MOST_HANDLES = 1 << 20
-"""Open files of one environment that are looked at: some seconds."""
+"""Maximum number of one environment's open files that are checked: takes some seconds."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def no_space(text: str) -> bool:
-    """Whether a message speaks of a full disk."""
+    """Whether a message reports a full disk."""
     return "no space left on device" in text.lower() or "disk quota exceeded" in text.lower()
 
 
 @contextmanager
 def disk_named(doing: str) -> Iterator[None]:
-    """Turn the system's error for a full disk inside the block into ours; others pass. Raises: DiskFull."""
+    """Converts the system's error for a full disk in the block; others pass unchanged. Raises: DiskFull."""
     try:
         yield
     except OSError as error:
@@ -42,29 +42,29 @@ def disk_named(doing: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
-    """Bytes on the disk, and names in folders: at least as many as inodes, hard links counted each."""
+    """Usage of a disk: bytes, and names in folders (each hard link counts, so at least the number of inodes)."""
 
     size_bytes: int = 0
     files: int = 0
 
     @classmethod
     def of(cls, *folders: Path) -> DiskUsage:
-        """What is below the folders now, on their own file systems; of a folder that is gone 0. Raises: OSError."""
+        """Measures folders, each on its own file system only; a missing folder counts 0. Raises: OSError."""
         return cls.added(_of(folder) for folder in folders)
 
     @classmethod
     def held(cls, processes: Iterable[int], *folders: Path) -> DiskUsage:
-        """Files without a name, which take disk while these processes of this host have them open or mapped.
+        """Measures deleted files, which use the disk while these processes of this host have them open or mapped.
 
-        folders: where the processes write beside their root. Only root sees such files, and not those that are on
-        their way through a socket. With more open files than can be looked at, the answer is above every limit.
+        folders: where the processes write outside their root. Only root sees such files; files in transit through a
+        socket are not seen. With too many open files to check, the result is above every limit.
         """
         return _held(processes, {os.stat(folder).st_dev for folder in folders if folder.exists()})
 
     @classmethod
     def added(cls, parts: Iterable[DiskUsage]) -> DiskUsage:
-        found = list(parts)
-        return cls(sum(one.size_bytes for one in found), sum(one.files for one in found))
+        usages = list(parts)
+        return cls(sum(one.size_bytes for one in usages), sum(one.files for one in usages))
 
 
 def _of(folder: Path) -> DiskUsage:
@@ -72,7 +72,7 @@ def _of(folder: Path) -> DiskUsage:
     try:
         while walk.files <= MOST_FILES and walk.on():
             pass
-    except FileNotFoundError:  # the folder itself is gone
+    except FileNotFoundError:  # the folder itself was removed
         pass
     finally:
         walk.close()
@@ -89,17 +89,17 @@ def _held(processes: Iterable[int], devices: set[int]) -> DiskUsage:
                 for handle in _handles(task):
                     looked += 1
                     with suppress(OSError):
-                        about = os.stat(handle)
-                        on_disk = stat.S_ISREG(about.st_mode) and about.st_dev in {root, *devices}
-                        if on_disk and about.st_nlink == 0:
-                            sizes[about.st_dev, about.st_ino] = about.st_blocks * 512
+                        status = os.stat(handle)
+                        on_disk = stat.S_ISREG(status.st_mode) and status.st_dev in {root, *devices}
+                        if on_disk and status.st_nlink == 0:
+                            sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
                     if looked > _MOST_HANDLES:
                         return DiskUsage(sum(sizes.values()), MOST_FILES + 1)
     return DiskUsage(sum(sizes.values()), len(sizes))
 
 
 def _tasks(process: int) -> list[str]:
-    """The process, or its threads when the first of them has ended."""
+    """Returns /proc folders: the process, or its threads when its first thread has ended."""
     place = f"/proc/{process}"
     with suppress(OSError):
         if os.path.exists(f"{place}/root"):
@@ -109,15 +109,15 @@ def _tasks(process: int) -> list[str]:
 
 
 def _handles(task: str) -> Iterator[str]:
-    """Paths of its open files, and of mapped ones that have no name."""
-    with os.scandir(f"{task}/fd") as found:
-        yield from (one.path for one in found)
+    """Returns paths of a task's open files, and of mapped files that were deleted."""
+    with os.scandir(f"{task}/fd") as entries:
+        yield from (one.path for one in entries)
     with open(f"{task}/maps") as lines:
         yield from (f"{task}/map_files/{_range(line)}" for line in lines if line.endswith("(deleted)\n"))
 
 
 def _range(line: str) -> str:
-    """As `map_files` has it: without the zeros before a number."""
+    """Returns a line's address range as `map_files` names it: without leading zeros."""
     begin, end = line.split()[0].split("-")
     return f"{int(begin, 16):x}-{int(end, 16):x}"
 
@@ -126,21 +126,21 @@ class _Walk:
     def __init__(self, folder: Path) -> None:
         self._top = folder
         self._here = -1
-        self._trail: list[tuple[str, tuple[int, int], list[str]]] = []  # name, identity, what is still to be seen there
+        self._trail: list[tuple[str, tuple[int, int], list[str]]] = []  # name, identity, folders still to visit there
         self._device = 0
         self._linked: set[int] = set()  # files with several names: their bytes count once
         self.total_bytes = 0
         self.files = 0
 
     def on(self) -> bool:
-        """One step; False when all was seen."""
+        """Does one step; False: all was visited."""
         if self._here < 0:
             top = os.open(self._top, _FOLDER)
             self._device = os.fstat(top).st_dev
             self._enter(top, "")
         elif self._trail[-1][2]:
             name = self._trail[-1][2].pop()
-            with suppress(OSError):  # gone, or a file by now
+            with suppress(OSError):  # removed, or replaced by a file
                 self._enter(os.open(name, _FOLDER, dir_fd=self._here), name)
         elif len(self._trail) == 1:
             return False
@@ -154,10 +154,10 @@ class _Walk:
         with suppress(OSError), os.scandir(handle) as entries:
             for entry in entries:
                 with suppress(OSError):
-                    about = entry.stat(follow_symlinks=False)
-                    if about.st_dev == self._device:
-                        self._count(about)
-                        if stat.S_ISDIR(about.st_mode):
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_dev == self._device:
+                        self._count(status)
+                        if stat.S_ISDIR(status.st_mode):
                             below.append(entry.name)
                 if self.files > MOST_FILES:
                     break
@@ -178,7 +178,7 @@ class _Walk:
             self._find_back()
 
     def _find_back(self) -> None:
-        """To the deepest folder of the trail that is still where it was."""
+        """Goes to the deepest folder of the trail that is still in its place."""
         self._change_to(os.open(self._top, _FOLDER))
         for depth in range(1, len(self._trail)):
             name, identity, _ = self._trail[depth]
@@ -204,5 +204,5 @@ class _Walk:
 
 
 def _identity(handle: int) -> tuple[int, int]:
-    about = os.fstat(handle)
-    return about.st_dev, about.st_ino
+    status = os.fstat(handle)
+    return status.st_dev, status.st_ino

@@ -1,6 +1,6 @@
 """Ends environments that write more than their limit, where the file system has no quota.
 
-A check costs a call when the disk's free space has not shrunk; only then are folders added up.
+While the disk's free space does not shrink, a check costs one system call; only otherwise are folders measured.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from app.models.spec import EnvironmentSpec
 log = structlog.get_logger()
 
 LIMIT_BYTES = 16 << 30
-"""What an environment may write when its task says nothing else."""
+"""Bytes that an environment may write when its task sets no limit."""
 _BYTES_PER_FILE = 16 << 10
-"""An environment may have one file for this many bytes of its disk limit, as disks have inodes."""
+"""Bytes of the disk limit per allowed file, similar to the ratio of inodes on disks."""
 _LEAST_FILES = 250_000
-"""Every environment may have these: packages of some languages have a hundred thousand small files."""
+"""Files allowed in every environment: packages of some languages have a hundred thousand small files."""
 _CHECK_S = 0.5
 _GROWTH_BYTES = 32 << 20
 _GROWTH_FILES = 20_000
-"""When free space or free inodes have shrunk by this much, folders are added up."""
+"""Folders are measured when free space or free inodes have shrunk by this much."""
 _FULL_CHECK_S = 10.0
-"""Folders are added up at least this often: environments may grow while others shrink."""
+"""Longest time between measurements: environments may grow while others shrink."""
 _TURN_S = 5.0
-"""The longest wait for others who measure."""
+"""Longest wait for other processes that measure."""
 _RESERVE = 0.02
-"""Of the disk and its inodes, kept for the host: below it the largest environment ends, whatever its limit."""
+"""Share of the disk and its inodes reserved for the host: below it the largest environment ends, whatever its limit."""
 
 
 class WatchedEnvironment(Protocol):
-    """An environment whose files lie on the watched disk."""
+    """Environment whose files lie on the watched disk."""
 
     @property
     def id(self) -> str: ...
@@ -52,12 +52,12 @@ class WatchedEnvironment(Protocol):
 
 
 def limit_of(spec: EnvironmentSpec) -> int:
-    """Bytes that an environment may write."""
+    """Returns the bytes that an environment may write."""
     return spec.resources.disk_bytes or LIMIT_BYTES
 
 
 def files_within(limit_bytes: int) -> int:
-    """How many files an environment may have beside its limit of bytes."""
+    """Returns the number of files that an environment with this limit of bytes may have."""
     return min(max(_LEAST_FILES, limit_bytes // _BYTES_PER_FILE), MOST_FILES)
 
 
@@ -66,7 +66,7 @@ def _no_bytes(disk: os.statvfs_result) -> bool:
 
 
 def _no_inodes(disk: os.statvfs_result) -> bool:
-    """Some file systems have no fixed number of them, and say 0."""
+    """Whether inodes are short. Some file systems have no fixed number of inodes and report 0: never short."""
     return disk.f_favail < disk.f_files * _RESERVE
 
 
@@ -75,10 +75,10 @@ def _nearly_full(disk: os.statvfs_result) -> bool:
 
 
 class DiskWatch:
-    """Watches environments of this process, while there are any."""
+    """Watches the environments of this process, while there are any."""
 
     def __init__(self, folder: Path, turns: Path, sizes: Callable[[], dict[str, DiskUsage]]) -> None:
-        """folder: on the disk. turns: a file for one look at a time, of all processes. sizes: by id, of all theirs."""
+        """folder: on the disk. turns: lock file, one measurement at a time on this host. sizes: usage of all by id."""
         self._folder = folder
         self._turns = turns
         self._sizes = sizes
@@ -89,16 +89,16 @@ class DiskWatch:
         self._checked = 0.0
 
     def watch(self, environment: WatchedEnvironment, limit_bytes: int) -> None:
-        """Until it is gone, or nothing refers to it any more."""
+        """Watches an environment until it is gone, or is no longer referenced."""
         with self._lock:
             self._watched[environment] = limit_bytes
-            if self._thread is None or not self._thread.is_alive():  # a fork has no threads of its parent
+            if self._thread is None or not self._thread.is_alive():  # a fork does not inherit its parent's threads
                 self._free_bytes = self._free_files = 0
                 self._thread = threading.Thread(target=self._go_on, name="disk-watch", daemon=True)
                 self._thread.start()
 
     def forget(self, environment: WatchedEnvironment) -> None:
-        """It is part of another one that is watched."""
+        """Stops watching an environment, because it is part of another watched one."""
         with self._lock:
             self._watched.pop(environment, None)
 
@@ -117,7 +117,7 @@ class DiskWatch:
                 log.warning("disk_watch.failed", reason=str(error))
 
     def check(self) -> None:
-        """End those that are over their limits, or the largest when the disk is nearly full."""
+        """Ends environments over their limits, and the largest one when the disk is nearly full."""
         disk = os.statvfs(self._folder)
         free_bytes, free_files = disk.f_bavail * disk.f_frsize, disk.f_favail
         full = _nearly_full(disk)
@@ -134,19 +134,19 @@ class DiskWatch:
         with self._lock:
             watched = list(self._watched.items())
         for environment, limit_bytes in watched:
-            found, most_files = self._written(environment), files_within(limit_bytes)
+            usage, most_files = self._written(environment), files_within(limit_bytes)
             if environment.gone:
                 continue
-            if found.size_bytes > limit_bytes:
-                why = f"disk limit of {limit_bytes} bytes reached, {found.size_bytes} written"
+            if usage.size_bytes > limit_bytes:
+                why = f"disk limit of {limit_bytes} bytes reached, {usage.size_bytes} written"
                 self._end(environment, why, EnvironmentOverLimit)
-            elif found.files > most_files:
-                why = f"disk limit of {most_files} files reached, {found.files} made"
+            elif usage.files > most_files:
+                why = f"disk limit of {most_files} files reached, {usage.files} made"
                 self._end(environment, why, EnvironmentOverLimit)
 
     @staticmethod
     def _written(environment: WatchedEnvironment) -> DiskUsage:
-        """One that is going, or too large to be measured now, does not keep the others from being measured."""
+        """Measures an environment; an error (it is ending, or too large) counts as 0, so that others are measured."""
         try:
             return environment.written() or DiskUsage()
         except (OSError, StationError) as error:
@@ -154,25 +154,25 @@ class DiskWatch:
             return DiskUsage()
 
     def _end_the_largest(self) -> None:
-        """Of all processes' environments, when it is ours: else its own process ends it.
+        """Ends the largest environment of all processes if it is ours; otherwise its own process ends it.
 
-        One process at a time. An ended environment counts until its files are gone, so that no other ends for it.
+        One process checks at a time. An ended environment counts until its files are gone, so that only one is ended.
         """
         try:
             with turn(self._turns, timeout_s=_TURN_S):
                 disk = os.statvfs(self._folder)
                 if not _nearly_full(disk):
-                    return  # there is room again
+                    return  # there is enough space again
                 by_files = not _no_bytes(disk)
-                identity, found = max(
+                identity, usage = max(
                     self._sizes().items(),
                     key=lambda one: one[1].files if by_files else one[1].size_bytes,
                     default=("", DiskUsage()),
                 )
                 with self._lock:
                     ours = [one for one in self._watched if one.id == identity and not one.gone]
-                if found.files > _GROWTH_FILES if by_files else found.size_bytes > _GROWTH_BYTES:
-                    much = f"{found.files} files" if by_files else f"{found.size_bytes} bytes"
+                if usage.files > _GROWTH_FILES if by_files else usage.size_bytes > _GROWTH_BYTES:
+                    much = f"{usage.files} files" if by_files else f"{usage.size_bytes} bytes"
                     for environment in ours:
                         why = (
                             f"the host's disk is nearly full, and of all it had written most ({much}, "

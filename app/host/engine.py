@@ -1,4 +1,4 @@
-"""The container engine's client: one per process, with timeouts, and errors in our classes."""
+"""Connects to the container engine: one client per process, with timeouts, and errors in our classes."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from app.host.disk import no_space
 from app.settings import Settings
 
 _CALL_S = 120
-"""One call: a busy engine may take long over a start."""
+"""Timeout of one call: a busy engine may need long for a start."""
 _REMOVAL_S = 10.0
 _CONNECTIONS = 256
-"""Kept open when they are not used; more are made when they are needed."""
+"""Connections kept open when unused; more are opened when needed."""
 _STREAMS = ("/exec/", "/attach")
 _BLANK = b"\r\n\r\n"
 _TRY = "start the engine (`megaflow up` does where it may), or point MEGAFLOW_DOCKER_URL at one"
 
 
 ROLE = "megaflow.role"
-"""Label that tells environments and their networks from other objects of MegaFlow (instances, services)."""
+"""Label that distinguishes environments and their networks from other MegaFlow objects (instances, services)."""
 
 
 class _Connection(UnixHTTPConnection):
-    """Closes the socket on which there was no answer; the client library's leaves it to the garbage collector."""
+    """Connection that closes its socket when connecting fails; the client library leaves it to garbage collection."""
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -56,7 +56,7 @@ class _Connections(UnixHTTPConnectionPool):
 
 
 class _OnePool(UnixHTTPAdapter):
-    """Keeps connections for all calls, where the client library's makes nearly all anew; a stream has its own."""
+    """Adapter that reuses connections for all calls, unlike the client library's; each stream has its own."""
 
     def get_connection(self, url: str | bytes, proxies: Any = None) -> Any:
         key = str(url) if any(word in str(url) for word in _STREAMS) else "calls"
@@ -67,7 +67,7 @@ class _OnePool(UnixHTTPAdapter):
 
 
 class Engine:
-    """A connection to one engine; safe to share between threads."""
+    """Connection to one engine; safe to share between threads."""
 
     def __init__(self, url: str | None) -> None:
         self.url = _url(url)
@@ -76,43 +76,43 @@ class Engine:
         if urlsplit(self.url).scheme not in ("unix", "tcp", "http", "http+unix"):
             raise EngineUnavailable(f"expected an engine at unix://… or tcp://…, found {self.url}; {_TRY}.")
         try:
-            self._connect().close()  # first by ourselves: the client library forgets the socket of a failed attempt
+            self._connect().close()  # first: the client library does not close the socket after a failure
             self.api = APIClient(base_url=self.url, version="auto", timeout=_CALL_S, num_pools=64, max_pool_size=64)
         except (DockerException, OSError) as error:
             raise EngineUnavailable(f"no container engine answers at {self.url} ({_reason(error)}); {_TRY}.") from error
         if self.is_local:
-            self.api.trust_env = False  # no proxy leads to a socket of this host: not to be looked for at each call
+            self.api.trust_env = False  # a local socket needs no proxy: no look-up at each call
             self.api.mount("http+docker://", _OnePool(urlsplit(self.url).path, _CALL_S, max_pool_size=_CONNECTIONS))
 
     @property
     def is_local(self) -> bool:
-        """Whether it is reached by a socket of this host."""
+        """Whether it is reached over a Unix socket of this host."""
         return urlsplit(self.url).scheme in ("unix", "http+unix")
 
     @property
     def cpus(self) -> int:
-        """CPUs that the engine has; a container may not be promised more."""
+        """Number of the engine's CPUs; a container's limit may not exceed it."""
         return int(self.about["NCPU"])
 
     @property
     def architecture(self) -> str:
-        """The kernel's name for it, e.g. `x86_64`."""
+        """Kernel's name of the architecture, e.g. `x86_64`."""
         return str(self.about["Architecture"])
 
     def folder_of(self, container_id: str) -> Path:
-        """Where it keeps what it writes for a container, perhaps not on this host."""
+        """Returns the engine's folder of files for a container. It may not be on this host."""
         return Path(str(self.about["DockerRootDir"])) / "containers" / container_id
 
     @property
     def about(self) -> dict[str, Any]:
-        """What it says of itself, asked once. Raises: EngineUnavailable, EnvironmentFailed."""
+        """Engine's description of itself, read once. Raises: EngineUnavailable, EnvironmentFailed."""
         if self._info is None:
             with self.named("ask what it is", EnvironmentFailed):
                 self._info = self.api.info()
         return self._info
 
     def user_of(self, image_id: str) -> str | None:
-        """Whom an image wants its processes to run as; None: root. Raises: APIError."""
+        """Returns the user of an image's processes; None: root. Raises: APIError."""
         if image_id not in self._users:
             config = self.api.inspect_image(image_id).get("Config") or {}  # type: ignore[no-untyped-call]
             self._users[image_id] = config.get("User") or None
@@ -120,7 +120,7 @@ class Engine:
 
     @contextmanager
     def named(self, doing: str, otherwise: type[StationError]) -> Iterator[None]:
-        """Turn the client's errors into ours. Raises: DiskFull, EngineUnavailable, else `otherwise`."""
+        """Converts the client's errors to ours in the block. Raises: DiskFull, EngineUnavailable, else `otherwise`."""
         try:
             yield
         except (APIError, DockerException) as error:
@@ -142,7 +142,7 @@ class Engine:
         return otherwise(f"{doing}: the engine says: {reason}")
 
     def listens(self) -> bool:
-        """Whether it takes new connections: one that is ending answers on those that it has, and can do nothing."""
+        """Whether it accepts new connections. An ending engine still answers on open ones but can do nothing."""
         try:
             self._connect().close()
         except OSError:
@@ -150,9 +150,9 @@ class Engine:
         return True
 
     def remove(self, container_id: str) -> None:
-        """Kill and remove a container with its volumes; not there is fine, and so is going, once it has gone.
+        """Kills and removes a container with its volumes; does nothing when it is already gone.
 
-        Raises: EnvironmentFailed: another process removes it, and it is still there; APIError: the engine refuses.
+        Raises: EnvironmentFailed: another process is removing it, and it still exists; APIError: the engine refuses.
         """
         try:
             self.api.remove_container(container_id, v=True, force=True)
@@ -167,20 +167,20 @@ class Engine:
         give_up = time.monotonic() + _REMOVAL_S
         while True:
             try:
-                found = self.api.inspect_container(container_id)["State"]["Status"]
+                status = self.api.inspect_container(container_id)["State"]["Status"]
             except NotFound:
                 return
             if time.monotonic() >= give_up:
                 raise EnvironmentFailed(
                     f"expected container {container_id[:12]} to be gone within {_REMOVAL_S:.0f} s of its removal by"
-                    f" another process, found it {found}; the sweeper goes on trying."
+                    f" another process, found it {status}; the sweeper goes on trying."
                 )
             time.sleep(0.01)
 
     def attach(self, exec_id: str) -> socket.socket:
-        """Start a prepared exec and take its stream, which begins with the first byte of its output.
+        """Starts a prepared exec and returns its stream, which begins with the first byte of its output.
 
-        An own connection, because the client library's loses output that arrives together with the headers.
+        Uses its own connection, because the client library's loses output that arrives together with the headers.
         """
         connection = self._connect()
         try:
@@ -212,7 +212,7 @@ class Engine:
 
 
 def url_of(settings: Settings) -> str:
-    """Where the engine of the settings is, whether it answers or not."""
+    """Returns the URL of the engine in the settings, whether it answers or not."""
     return _url(settings.docker_url)
 
 
@@ -221,10 +221,10 @@ def _url(named: str | None) -> str:
 
 
 def engine_of(settings: Settings) -> Engine:
-    """This process's engine; made at the first call, and again in a forked child. Raises: EngineUnavailable."""
+    """Returns this process's engine; connects at the first call, and again in a fork. Raises: EngineUnavailable."""
     key = (os.getpid(), settings.docker_url)
     if key not in _engines:
-        _engines[key] = Engine(settings.docker_url)  # two threads may both make one: the later stays, both work
+        _engines[key] = Engine(settings.docker_url)  # two threads may each create one: the later stays, both work
     return _engines[key]
 
 
@@ -242,7 +242,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _accepted(connection: socket.socket) -> None:
-    """Take the headers, and nothing of what follows them. Raises: ConnectionError: the engine refuses."""
+    """Reads the headers, and no byte after them. Raises: ConnectionError: the engine refuses."""
     head = b""
     while not head.endswith(_BLANK):
         seen = connection.recv(4096, socket.MSG_PEEK)

@@ -1,6 +1,6 @@
-"""Records of environments on this host: one small file each, written first and removed last.
+"""Stores records of environments on this host: one small file each, written first and removed last.
 
-From the folder's name alone all else follows (cgroup, runtime's state), so that any process can end it.
+The folder's name determines everything else (cgroup, runtime's state), so that any process can end an environment.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pydantic import TypeAdapter, ValidationError
 log = structlog.get_logger()
 
 DEADLINE = "megaflow.deadline"
-"""The label that says until when; see `Tags.labels`."""
+"""Label with the deadline; see `Tags.labels`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One environment: its owner, and the layers that it stands on."""
+    """Record of an environment: its owner, and its layers."""
 
     id: str
     labels: dict[str, str]
@@ -41,26 +41,26 @@ class Record:
 
     @property
     def deadline_unix_s(self) -> float:
-        """When its attempt should have ended; 0 when it does not say."""
+        """Unix time when its attempt should have ended; 0 when the label is missing."""
         return float(self.labels.get(DEADLINE, 0))
 
 
 class Records:
-    """The records of one home."""
+    """Records of one home."""
 
     def __init__(self, home: Path) -> None:
         self.folder = home / "environments" / "oci"
 
     def place(self, identity: str) -> Path:
-        """The folder of an environment's files."""
+        """Returns the folder of an environment's files."""
         return self.folder / identity
 
     def write(self, record: Record) -> None:
-        """Write it and make the environment's folder; or replace it, whole at once for readers in other processes."""
+        """Writes a record and creates the environment's folder, or replaces the record atomically for readers."""
         file = self._file(record.id)
         content = _RECORD.dump_json(record)
         if self._make_place(file.parent):
-            file.write_bytes(content)  # half of it is none to readers, who leave a young folder without alone
+            file.write_bytes(content)  # readers ignore a partial record, and a young folder without one
             return
         fresh = file.with_name(f".{_NAME}.{threading.get_ident()}")
         fresh.write_bytes(content)
@@ -78,20 +78,20 @@ class Records:
         return True
 
     def relabel(self, identity: str, labels: dict[str, str]) -> bool:
-        """Give a living environment to another owner. False: it is gone, and stays so."""
-        found = self.read(identity)
-        if found is not None:
-            self.write(replace(found, labels=labels))
-        return found is not None
+        """Gives an environment to another owner. False: it no longer exists, and is not created again."""
+        record = self.read(identity)
+        if record is not None:
+            self.write(replace(record, labels=labels))
+        return record is not None
 
     def restack(self, identity: str, layers: Sequence[str]) -> None:
-        """Note that an environment stands on other layers now."""
-        found = self.read(identity)
-        if found is not None:
-            self.write(replace(found, layers=tuple(layers)))
+        """Records that an environment has other layers now."""
+        record = self.read(identity)
+        if record is not None:
+            self.write(replace(record, layers=tuple(layers)))
 
     def read(self, identity: str) -> Record | None:
-        """None when there is none, or it is torn by a full disk. Raises: OSError."""
+        """Reads a record; None: it is missing, or incomplete because of a full disk. Raises: OSError."""
         with suppress(FileNotFoundError, ValidationError):
             return _RECORD.validate_json(self._file(identity).read_bytes())
         return None
@@ -100,27 +100,27 @@ class Records:
         return self._file(identity).exists()
 
     def remove(self, identity: str) -> None:
-        """The folder with it, which must be empty but for the record."""
+        """Removes a record and its folder, which must otherwise be empty."""
         with suppress(FileNotFoundError):
             for name in os.listdir(self.place(identity)):
-                if name.startswith("."):  # half written by a process that was killed
+                if name.startswith("."):  # left incomplete by a killed process
                     os.unlink(self.place(identity) / name)
             self._file(identity).unlink(missing_ok=True)
             self.place(identity).rmdir()
 
     def all(self) -> Iterator[Record]:
-        """Every environment that may exist, of any process; those without an owner (no labels) after a minute.
+        """Yields all environments that may exist, of any process; those without an owner (no labels) after a minute.
 
-        One whose record cannot be read just now is left out: whose it is must not be guessed.
+        An unreadable record is left out, because its owner must not be guessed.
         """
         for name in self._names():
             try:
-                found = self.read(name) or self._nameless(name)
+                record = self.read(name) or self._nameless(name)
             except OSError as error:
                 log.warning("record.not_read", environment=name, reason=str(error))
                 continue
-            if found is not None:
-                yield found
+            if record is not None:
+                yield record
 
     def _names(self) -> list[str]:
         try:
@@ -129,34 +129,34 @@ class Records:
             return []
 
     def _nameless(self, identity: str) -> Record | None:
-        """A folder that does not say whose it is: its maker was killed, or is just making it; then it is none yet."""
+        """Returns a record without owner for a folder without record; None while its creator may still be writing."""
         try:
-            made = self.place(identity).stat().st_mtime
+            made_unix_s = self.place(identity).stat().st_mtime
         except FileNotFoundError:
             return None
-        return Record(identity, {}, "", "", made_unix_s=made) if time.time() - made > _YOUNG_S else None
+        return Record(identity, {}, "", "", made_unix_s=made_unix_s) if time.time() - made_unix_s > _YOUNG_S else None
 
     def layers_in_use(self) -> set[str]:
-        """Raises: OSError: a record could not be read, and so nothing may be taken for unused."""
-        found = [self.read(name) for name in self._names()]
-        return {layer for record in found if record is not None for layer in record.layers}
+        """Raises: OSError: a record cannot be read; then no layer may be treated as unused."""
+        records = [self.read(name) for name in self._names()]
+        return {layer for record in records if record is not None for layer in record.layers}
 
     def _file(self, identity: str) -> Path:
         return self.folder / identity / _NAME
 
 
 _NAME = "record.json"
-_RECORD = TypeAdapter(Record)  # fields that a newer version may write are passed over
+_RECORD = TypeAdapter(Record)  # ignores unknown fields, which a newer version may write
 _YOUNG_S = 60.0
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
 _UNRELATED = 0x00020000
 
 
 def _scatter(folder: Path) -> None:
-    """Tell ext4 that what is in the folders below is unrelated, so that it spreads them over the disk.
+    """Tells ext4 that the folders below are unrelated, so that it spreads them over the disk.
 
-    Side by side they would share one small table of inodes, in which ext4 without a journal passes over everything that
-    was deleted in the last minutes: after a thousand environments each new folder costs a millisecond.
+    Otherwise they share one small inode table, in which ext4 without a journal skips all entries deleted in the last
+    minutes: after a thousand environments each new folder costs a millisecond.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

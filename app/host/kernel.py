@@ -1,6 +1,6 @@
-"""System calls that Python 3.11 lacks: namespaces, mounts, path lookups that stay inside a folder.
+"""Wraps system calls that Python 3.11 lacks: namespaces, mounts, path look-ups that stay inside a folder.
 
-All raise OSError with the kernel's errno. The lock of the interpreter is free while they run.
+All raise OSError with the kernel's errno. They release the interpreter's lock while they run.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ MS_REC = 16384
 MS_SLAVE = 1 << 19
 _MNT_DETACH = 2
 
-_OPENAT2 = 437  # the same number on every machine: calls have been numbered alike since 2019
+_OPENAT2 = 437  # the same on every architecture: new calls have common numbers since 2019
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_IN_ROOT = 0x10
 _TRIES = 256
 
 _TO_EMPTY_PATH = 0x40
-_READ_ONLY = 0x1 | 0x2 | 0x4  # nor set-uid programs, nor devices
+_READ_ONLY = 0x1 | 0x2 | 0x4  # and without set-uid programs and devices
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _CLONE_TREE = 1
 _EMPTY_PATH, _FROM_EMPTY_PATH = 0x1000, 4
@@ -57,28 +57,28 @@ class _OpenHow(ctypes.Structure):
 
 
 def machine() -> str:
-    """This machine in the words of image manifests: `amd64`, `arm64`."""
+    """Returns this machine's architecture as in image manifests: `amd64`, `arm64`."""
     name = platform.machine()
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(name, name)
 
 
 def unshare(flags: int) -> None:
-    """Take the calling thread, and it alone, out of what it shares with the others."""
+    """Separates only the calling thread from what it shares with the process's other threads."""
     _check(_libc.unshare(flags), "unshare")
 
 
 def join_mounts(namespace: int) -> None:
-    """Let the calling thread see the mounts of a namespace (a file descriptor); it must share no folder with others."""
+    """Moves the calling thread to a mount namespace (a file descriptor). Call `unshare(CLONE_FS)` first."""
     _check(_libc.setns(namespace, CLONE_NEWNS), "setns")
 
 
 def join_network(namespace: int) -> None:
-    """Give the calling thread the network of a namespace (a file descriptor)."""
+    """Moves the calling thread to a network namespace (a file descriptor)."""
     _check(_libc.setns(namespace, CLONE_NEWNET), "setns")
 
 
 def in_thread(work: Callable[[], Result], *, name: str) -> Result:
-    """Do `work` in a thread that ends with it, and with it its namespaces; no executor, which refuses at exit."""
+    """Runs `work` in a new thread; its namespaces end with it. No executor is used: executors refuse work at exit."""
     outcome: Future[Result] = Future()
 
     def body() -> None:
@@ -94,13 +94,13 @@ def in_thread(work: Callable[[], Result], *, name: str) -> Result:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    """mount(2). `options` is limited to a page by the kernel."""
+    """Calls mount(2). The kernel limits `options` to one page."""
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind, options)]
     _check(_libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]), target)
 
 
 def mount_for(users: int, folder: str, target: str) -> None:
-    """Mount `folder` at `target` with its owners translated by a user namespace (a file descriptor). Linux 5.12."""
+    """Mounts `folder` at `target`, its owners mapped by a user namespace (a file descriptor). Needs Linux 5.12."""
     tree = _call(_OPEN_TREE, _HERE, os.fsencode(folder), _CLONE_TREE | os.O_CLOEXEC, about=folder)
     try:
         _restrict(tree, _MountAttributes(_ATTRIBUTE_IDMAP, 0, 0, users), folder)
@@ -110,10 +110,10 @@ def mount_for(users: int, folder: str, target: str) -> None:
 
 
 def show(folder: str, place: int, users: int | None, *, by: str) -> None:
-    """Mount `folder` read-only at `place` (a file descriptor), without what its programs could gain rights by.
+    """Mounts `folder` read-only at `place` (a file descriptor), without set-uid programs and devices.
 
-    users: its owners are translated by this user namespace (a file descriptor) where its file system can; else those
-    inside see it with their numbers of this host. by: an empty folder of the thread's own, for Linux before 5.12.
+    users: user namespace (a file descriptor) that maps the owners if the file system supports it; else processes inside
+    see this host's numbers. by: an empty folder of the thread's own, for Linux before 5.12.
     """
     try:
         _show(folder, place, users)
@@ -147,24 +147,24 @@ def _call(number: int, *arguments: Any, about: str) -> int:
 
 
 def unmount(target: str) -> None:
-    """Take a mount out of sight at once; the kernel ends it when its last user has gone."""
+    """Hides a mount at once; the kernel ends it after its last use."""
     _check(_libc.umount2(os.fsencode(target), _MNT_DETACH), target)
 
 
 def open_inside(root: int, path: str, flags: int) -> int:
-    """Open `path` as if the folder `root` (a file descriptor) were /: neither links nor dots lead out of it."""
+    """Opens `path` as if the folder `root` (a file descriptor) were /: neither links nor `..` lead out of it."""
     how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
     size = ctypes.c_size_t(ctypes.sizeof(how))
-    for _ in range(_TRIES):  # where a name goes up, the kernel wants it tried again when anything was moved meanwhile
+    for _ in range(_TRIES):  # with `..`, a concurrent move or mount makes the kernel return EAGAIN
         with suppress(BlockingIOError):
             return _call(_OPENAT2, root, os.fsencode(path or "."), ctypes.byref(how), size, about=path)
     raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), path)
 
 
 def make_folders_inside(root: int, path: str, *, owner: int = 0, mode: int = 0o755, links: int = 40) -> None:
-    """Make the folder `path` and its parents below `root`, for `owner`; those that are there stay as they are.
+    """Creates the folder `path` and its parents below `root`, for `owner`; existing folders stay unchanged.
 
-    Links are followed inside `root`, also to where nothing is yet; at most `links` of these.
+    Links are followed inside `root`, also to missing targets; at most `links` of these.
     """
     parts = [part for part in path.split("/") if part not in ("", ".")]
     for depth in range(1, len(parts) + 1):
@@ -180,7 +180,7 @@ def make_folders_inside(root: int, path: str, *, owner: int = 0, mode: int = 0o7
 
 
 def _make_folder_inside(root: int, folder: str, name: str, owner: int, mode: int) -> str | None:
-    """Make one folder; when a link to nowhere is in its place, where that leads."""
+    """Creates one folder; if a dangling link is in its place, returns the link's target."""
     parent = open_inside(root, folder, os.O_PATH | os.O_DIRECTORY)
     try:
         os.mkdir(name, mode, dir_fd=parent)

@@ -1,6 +1,6 @@
-"""Puts files of a stopped container back to how its image has them, by removing them from its own layer.
+"""Restores files of a stopped container to the image's version, by removing them from the container's own layer.
 
-Names and links in the layer are hostile: nothing is reached by a link, and no file of the layer is executed or trusted.
+Names and links in the layer are hostile: links are never followed, and files of the layer are not executed or trusted.
 The kernel allows changes to an overlay's upper folder while it is not mounted.
 """
 
@@ -21,23 +21,23 @@ _OPAQUE = "trusted.overlay.opaque"
 _READ_BYTES = 64 << 10
 _DEPTH = 200
 _LONGEST = 3000
-"""Further down, and at longer paths, nothing is looked at: a folder there is suspect, as a link may lead to it."""
+"""Limits: deeper folders and longer paths are not read. Such a folder is suspect, as a link may lead to it."""
 _COARSE = 5
-"""CLOCK_REALTIME_COARSE: the clock of the times that files get, which stands still between two ticks of the kernel."""
+"""CLOCK_REALTIME_COARSE: the clock of file times, which is constant between two ticks of the kernel."""
 _LOOK_S = 0.001
 _CLOCK_S = 1.0
-"""Nothing waits longer for a clock that was set back."""
+"""Longest wait for a clock that was set back."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFile:
-    """One entry of a container's own layer; see `app.models.shell.ChangedFile`."""
+    """Entry of a container's own layer; see `app.models.shell.ChangedFile`."""
 
     path: str
     place: Path
     lower: Sequence[Path]
     is_cut_off: bool = False
-    """A folder of which nothing is looked at."""
+    """Whether it is a folder whose entries are not read."""
 
     @property
     def in_image(self) -> bool:
@@ -46,8 +46,8 @@ class LayerFile:
     @property
     def deleted(self) -> bool:
         with suppress(OSError):
-            found = os.lstat(self.place)
-            return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+            status = os.lstat(self.place)
+            return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
         return False
 
     def image_has(self, path: str) -> bool:
@@ -71,7 +71,7 @@ class LayerFile:
 
 
 def time_between_changes_ns() -> int:
-    """A Unix time in ns after all changes of files until now, and before all that follow. Takes a tick, some 4 ms."""
+    """Returns a Unix time in ns after all file changes so far, and before all later ones. Takes a tick, about 4 ms."""
     now, give_up = time.time_ns(), time.monotonic() + _CLOCK_S
     while time.clock_gettime_ns(_COARSE) <= now and time.monotonic() < give_up:
         time.sleep(_LOOK_S)
@@ -81,27 +81,27 @@ def time_between_changes_ns() -> int:
 def put_back(
     upper: Path, lower: Sequence[Path], decide: DecideFile, *, since_ns: int = 0
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Have `decide` look at each entry; the paths that were put back, and those that are suspect, in printable text.
+    """Calls `decide` for each entry; returns the restored paths and the suspect paths, as printable text.
 
-    upper: the container's own layer, not mounted; lower: the image's, topmost first. since_ns: what
-    was changed before is left alone, see `time_between_changes_ns`: no process inside can set the time of a change.
+    upper: the container's own layer, not mounted; lower: the image's, topmost first. since_ns: earlier changes are
+    ignored, see `time_between_changes_ns`. Processes inside cannot set the time of a change (ctime).
     Raises: OSError.
     """
-    found: dict[FileAction, list[str]] = {action: [] for action in FileAction}
+    paths: dict[FileAction, list[str]] = {action: [] for action in FileAction}
     for file in _entries(upper, "", lower):
         if os.lstat(file.place).st_ctime_ns <= since_ns:
             continue
         action = FileAction.SUSPECT if file.is_cut_off else decide(file)
         if action is FileAction.PUT_BACK:
             _remove(file.place)
-        found[action].append(file.path.encode("utf-8", "backslashreplace").decode())
-    return tuple(found[FileAction.PUT_BACK]), tuple(found[FileAction.SUSPECT])
+        paths[action].append(file.path.encode("utf-8", "backslashreplace").decode())
+    return tuple(paths[FileAction.PUT_BACK]), tuple(paths[FileAction.SUSPECT])
 
 
 def _entries(folder: Path, inside: str, lower: Sequence[Path]) -> Iterator[LayerFile]:
-    """Every entry below; a folder that was made opaque is told as a file before what is in it, one cut off as such."""
-    with os.scandir(folder) as found:
-        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    """Yields all entries below: an opaque folder as a file before its entries, and an unread folder as cut off."""
+    with os.scandir(folder) as listing:
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in listing]
     for name, is_folder in entries:
         file = LayerFile(f"{inside}/{name}", folder / name, lower)
         if not is_folder or (_is_opaque(file.place) and file.in_image):
@@ -127,7 +127,7 @@ def _remove(place: Path) -> None:
 
 
 def image_has(lower: Sequence[Path], path: str) -> bool:
-    """Whether an image's layers have a path, topmost first; a deletion in one hides those below."""
+    """Whether an image's layers, topmost first, have a path; a deletion in one layer hides lower layers."""
     parts = [part for part in path.split("/") if part]
     for layer in lower:
         place = layer
@@ -141,6 +141,6 @@ def image_has(lower: Sequence[Path], path: str) -> bool:
                 return False
             if index == len(parts) - 1:
                 return True
-            if stat.S_ISLNK(mode.st_mode):  # its target is looked at where it is named, never followed here
+            if stat.S_ISLNK(mode.st_mode):  # never followed: its target is checked under its own path
                 break
     return False

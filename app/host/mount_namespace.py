@@ -1,8 +1,8 @@
-"""Mounts in the namespace of one thread, gone with it.
+"""Mounts file systems in the mount namespace of one thread; the mounts end with it.
 
 An environment's file system is mounted only in the namespace of the thread that starts it; the environment's processes
-take a copy along. So no mount of a worker is ever seen on the host, a killed worker leaves none behind, and the last
-process of an environment ends its mount.
+inherit a copy. So the host never sees a worker's mounts, a killed worker leaves none behind, and the mount ends with
+the environment's last process.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from app.host import kernel
 Result = TypeVar("Result")
 
 _UNNEEDED_KINDS = frozenset({"overlay", "nsfs", "fuse.lxcfs", "autofs"})
-"""Mounts of other programs: not needed, and each would be copied for every environment."""
+"""Mounts of other programs: not needed, and otherwise copied for every environment."""
 
 _HYBRID = "/sys/fs/cgroup/unified"
-"""Where hosts with both versions of cgroups have the second one; crun refuses to run when it has controllers."""
+"""Mount point of cgroups version 2 on hosts with both versions; crun refuses to run when it has controllers."""
 
 _STAGES = ("/mnt", "/srv", "/media", "/opt")
-"""Folders that every system has and that anybody may enter: one of them is covered where our mounts live."""
+"""Folders that exist on every system and are open to all users: our mounts cover one of them."""
 
 _lock = threading.Lock()
 _plain: dict[tuple[int, MountStage | None], int] = {}
-"""What those of environments are copied from, by process, since a fork must not share it."""
+"""Namespaces that environments' namespaces are copied from; per process, since a fork must not share one."""
 
 
 @dataclass(frozen=True)
 class MountStage:
-    """Empty folders in memory to mount things at, seen by the thread alone; other users may pass through them."""
+    """Empty in-memory folders as mount points, visible only to the thread; other users may traverse them."""
 
     place: Path
 
@@ -55,29 +55,29 @@ class MountStage:
 
     @property
     def tool(self) -> Path:
-        """For a moment, what is on its way into an environment."""
+        """Temporary mount point of a tool that is being moved into an environment."""
         return self.place / "tool"
 
     @property
     def state(self) -> Path:
-        """What a runtime keeps for itself, for the time of a start."""
+        """State folder of a runtime during a start."""
         return self.place / "state"
 
     @property
     def nothing(self) -> Path:
-        """As /dev/null: a runtime makes what an environment's first process reads and writes its root's own."""
+        """Our own /dev/null: a runtime gives the first process's input and output to the environment's root user."""
         return self.place / "null"
 
     @classmethod
     def beside(cls, needs: Path) -> MountStage:
-        """One that does not cover `needs`. Raises: OSError: this host has no such folder."""
+        """Chooses a folder that does not cover `needs`. Raises: OSError: this host has no such folder."""
         for name in _STAGES:
             if os.path.isdir(name) and not os.path.islink(name) and not needs.is_relative_to(name):
                 return cls(Path(name))
         raise OSError(errno.ENOENT, f"expected one of {', '.join(_STAGES)} to mount at, found none", str(needs))
 
     def build(self) -> None:
-        """In the calling thread's own mounts."""
+        """Mounts and creates the folders in the calling thread's namespace."""
         kernel.mount("tmpfs", str(self.place), "tmpfs", 0, "mode=711,size=64m")
         os.mknod(self.nothing, stat.S_IFCHR | 0o600, os.makedev(1, 3))
         for folder in (self.layers, self.own, self.root, self.tool):
@@ -87,10 +87,10 @@ class MountStage:
 
 
 def apart(work: Callable[[], Result], *, needs: Path, stage: MountStage | None = None) -> Result:
-    """Do `work` in a thread with mounts of its own; `needs` names a folder that it must see.
+    """Runs `work` in a thread with its own mounts; `needs` is a folder that it must see.
 
-    The thread may mount, change its working folder and join cgroups: no other thread is concerned. `stage` is there to
-    mount at, and hides what this host has there.
+    The thread may mount, change its working folder and join cgroups without effect on other threads. `stage` gives
+    mount points and hides the host's files at its place.
     """
 
     def body() -> Result:
@@ -103,19 +103,19 @@ def apart(work: Callable[[], Result], *, needs: Path, stage: MountStage | None =
 
 
 def plain(needs: Path, stage: MountStage | None) -> int:
-    """The namespace (a file descriptor, not to be closed) that those of environments are copied from."""
+    """Returns the namespace (a file descriptor, not to be closed) that environments' namespaces are copied from."""
     key = os.getpid(), stage
     with _lock:
         if key not in _plain:
             for other in [one for one in _plain if one[0] != key[0]]:
-                os.close(_plain.pop(other))  # a fork has a copy of the parent's open file
+                os.close(_plain.pop(other))  # a fork inherits the parent's open file
             _plain[key] = kernel.in_thread(lambda: _made(needs.resolve(), stage), name="environment-start")
         return _plain[key]
 
 
 def _made(needs: Path, stage: MountStage | None) -> int:
     kernel.unshare(kernel.CLONE_NEWNS)
-    # Slave: what the host unmounts goes here, too, instead of being held by us; nothing of ours goes there.
+    # Slave: the host's unmounts also apply here, so we do not keep them busy; our mounts do not reach the host.
     kernel.mount(None, "/", None, kernel.MS_SLAVE | kernel.MS_REC)
     for mounted in _unneeded(needs):
         with suppress(OSError):

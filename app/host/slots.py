@@ -1,7 +1,7 @@
 """Limits how many starts, builds and pulls run at a time on this host.
 
-A worker brings a semaphore that the ledger keeps for all hosts. Without one, file locks bound the processes of this
-host; the kernel frees them when a holder dies.
+A worker uses a semaphore that the ledger keeps for all hosts. Without one, file locks limit the processes of this host;
+the kernel frees them when their holder ends.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _RETRY_S = 0.02
 
 
 class Semaphore(Protocol):
-    """Bounds how many do something at a time."""
+    """Limits how many holders do something at the same time."""
 
     def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> AbstractContextManager[None]:
-        """Wait for a place at the named limit and keep it for the block.
+        """Waits for a slot of the named limit and holds it for the block.
 
-        `limit` is `KIND:SUBJECT`, e.g. `environment_starts:HOST`. `capacity` is the limit unless another
-        was set; None: no bound. Not to be nested in itself: two blocks would wait for each other's place.
+        `limit` is `KIND:SUBJECT`, e.g. `environment_starts:HOST`. `capacity` is the number of slots unless another
+        was set; None: no limit. Do not nest it in itself: two blocks would wait for each other's slot.
 
-        Raises: TimeoutError: no place was free within `timeout_s`, or the wait was stopped. Anything else that it
-        raises is a fault of the infrastructure, never of the task.
+        Raises: TimeoutError: no slot was free within `timeout_s`, or the wait was stopped. Any other error is a fault
+        of the infrastructure, never of the task.
         """
         ...
 
 
 class HostSemaphore:
-    """The semaphore of a process without a ledger: file locks under `folder`, for this host alone."""
+    """Semaphore of a process without a ledger: file locks under `folder`, for this host only."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -52,14 +52,14 @@ class HostSemaphore:
 
 @contextmanager
 def turn(file: Path, *, timeout_s: float) -> Iterator[None]:
-    """One holder of `file` at a time on this host. Raises: TimeoutError: the holder did not end within `timeout_s`."""
+    """Locks `file` for the block, one holder on this host. Raises: TimeoutError: not free within `timeout_s`."""
     with _slot(file, 1, timeout_s=timeout_s):
         yield
 
 
 @contextmanager
 def _slot(place: Path, count: int, *, timeout_s: float) -> Iterator[None]:
-    """At most `count` holders at once on this host, a locked file each. Raises: TimeoutError: none was free."""
+    """Holds one of `count` slots, each a locked file on this host. Raises: TimeoutError: none was free."""
     deadline = time.monotonic() + timeout_s
     while (handle := _lock_one(place, count)) is None:
         if time.monotonic() >= deadline:

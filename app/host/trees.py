@@ -1,6 +1,6 @@
 """Removes untrusted directory trees of any depth.
 
-Nothing is reached by a path, and no link is followed: what runs inside may change everything meanwhile.
+Uses directory handles instead of paths and follows no links: processes inside may change the tree meanwhile.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEPTH = 64
-"""Folders further down are moved up before they are removed, so that neither calls nor open files add up."""
+"""Deeper folders are moved up before their removal: it bounds recursion and open files."""
 
 
 def empty(folder: Path) -> int:
-    """Remove what is in a folder that nothing changes any more; how many files and folders. Raises: OSError."""
+    """Empties a folder that no process changes any more; returns the number of entries removed. Raises: OSError."""
     with opened(str(folder)) as top:
         removal = _Removal(top)
         while removal.empty(top, 0):
@@ -25,7 +25,7 @@ def empty(folder: Path) -> int:
 
 
 def remove(folder: Path) -> int:
-    """`empty` it, and remove the folder itself. Not there: fine. Raises: OSError."""
+    """Empties and removes a folder; returns the number of entries removed in it. Missing: 0. Raises: OSError."""
     try:
         count = empty(folder)
         os.rmdir(folder)
@@ -41,11 +41,11 @@ class _Removal:
         self.count = 0
 
     def empty(self, folder: int, depth: int) -> bool:
-        """Whether something was moved to the top, which must be emptied once more."""
+        """Empties a folder; whether folders were moved to the top, which must then be emptied once more."""
         before = self._moved
         for name, is_folder in _entries(folder):
             self.count += 1
-            with suppress(FileNotFoundError):  # others may be removing it, too
+            with suppress(FileNotFoundError):  # other processes may be removing it, too
                 self._remove(name, is_folder, folder, depth)
         return self._moved > before
 
@@ -61,13 +61,13 @@ class _Removal:
 
     def _move_up(self, name: str, folder: int) -> None:
         self._moved += 1
-        self.count -= 1  # it will be met again
+        self.count -= 1  # it will be counted again at the top
         os.rename(name, f".moved-{os.urandom(8).hex()}", src_dir_fd=folder, dst_dir_fd=self._top)
 
 
 def _entries(folder: int) -> list[tuple[str, bool]]:
-    with os.scandir(folder) as found:
-        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    with os.scandir(folder) as entries:
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
 
 
 @contextmanager

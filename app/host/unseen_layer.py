@@ -1,7 +1,7 @@
-"""Looks through the engine at what was changed in a stopped container whose own layer is not seen from this host.
+"""Checks changes in a stopped container through the engine, when its layer is not visible from this host.
 
-The engine tells which paths were changed and gives their files, but can remove none. So hardly anything is put back
-here: only files that are without effect when they are empty. What else would be put back is suspect.
+The engine lists changed paths and reads their files, but cannot remove any. So only files that have no effect when
+empty are put back, by emptying them. All others that would be put back are suspect.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from app.host.engine import Engine
 from app.models.shell import DecideFile, FileAction
 
 _ADDED, _DELETED = 1, 2
-"""How the engine's list of changes marks them."""
+"""Kinds of changes in the engine's list."""
 _GO_FOLDER, _GO_LINK, _GO_TYPE = 1 << 31, 1 << 27, 0x8F280000
-"""Of the modes that the engine's Go has."""
+"""Bits of Go's file modes, which the engine uses."""
 _READ_BYTES = 64 << 10
 HARMLESS = re.compile(r"/__pycache__/[^/]+$|^/etc/ld\.so\.(?:preload|cache|conf\.d/[^/]+)$")
-"""Python compiles a module again, and the loader does without, where such a file is empty or gone."""
+"""Paths that may be emptied: Python recompiles such a module, and the loader works without such a file."""
 
 
 def put_back(engine: Engine, container_id: str, decide: DecideFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Have `decide` look at each changed file; paths emptied, paths suspect. Raises: APIError; OSError."""
+    """Calls `decide` for each changed file; returns emptied and suspect paths. Raises: APIError; OSError."""
     changes: Sequence[Mapping[str, Any]] = engine.api.diff(container_id) or []
     layer = _Layer(engine, container_id, {str(one["Path"]): int(one["Kind"]) for one in changes})
     emptied, suspect = [], []
     for path, kind in layer.kinds.items():
         action = decide(UnseenFile(path, kind != _ADDED, kind == _DELETED, layer))
         if action is FileAction.KEEP or (kind != _DELETED and layer.is_a(_GO_FOLDER, path)):
-            continue  # a folder is called changed when something in it is, and what is in it is told as well
+            continue  # a folder is listed as changed when an entry in it is, and that entry is listed as well
         if action is FileAction.SUSPECT or not HARMLESS.search(path):
             suspect.append(path)
         elif kind != _DELETED:
@@ -53,7 +53,7 @@ def put_back(engine: Engine, container_id: str, decide: DecideFile) -> tuple[tup
 
 @dataclass(frozen=True, slots=True)
 class UnseenFile:
-    """One path of the engine's list of changes; see `app.models.shell.ChangedFile`."""
+    """Path in the engine's list of changes; see `app.models.shell.ChangedFile`."""
 
     path: str
     in_image: bool
@@ -79,7 +79,7 @@ class _Layer:
     _modes: dict[str, int | None] = field(default_factory=dict)
 
     def image_has(self, path: str) -> bool:
-        """What was not changed is as in the image. As everywhere, nothing is reached by a link."""
+        """Whether the image has a path: unchanged paths are as in the image. Links are not followed."""
         if path in self.kinds:
             return self.kinds[path] != _ADDED
         for folder in PurePosixPath(path).parents:
@@ -88,18 +88,18 @@ class _Layer:
         return self.mode(path) is not None
 
     def mode(self, path: str) -> int | None:
-        """With the bits of Go; None: there is nothing."""
+        """Returns a path's mode with Go's bits; None: there is no such path."""
         if path not in self._modes:
             with self._answer("HEAD", path) as (mode, _):
                 self._modes[path] = mode
         return self._modes[path]
 
     def is_a(self, kind: int, path: str) -> bool:
-        """Whether there is something of that kind, one of Go's bits."""
+        """Whether a path exists and is of this kind (one of Go's bits)."""
         return bool((self.mode(path) or 0) & kind)
 
     def read(self, path: str) -> bytes | None:
-        """Its first 64 KiB; None for a link and where there is nothing of that name. Raises: OSError."""
+        """Returns a path's first 64 KiB; None for a link or a missing path. Raises: OSError."""
         if (mode := self.mode(path)) is None or mode & _GO_LINK:
             return None
         if mode & _GO_TYPE:
@@ -114,7 +114,7 @@ class _Layer:
 
     @contextmanager
     def _answer(self, method: str, path: str) -> Iterator[tuple[int | None, Any]]:
-        """A path's mode, None where the engine knows none such, and it as a tar. Raises: RequestException."""
+        """Requests a path's mode (None: the engine has no such path) and a tar of it. Raises: RequestException."""
         api = self.engine.api
         url = f"{api.base_url}/v{api.api_version}/containers/{self.container_id}/archive"
         plain = {"Accept-Encoding": "identity"}
@@ -123,5 +123,5 @@ class _Layer:
                 yield None, None
                 return
             answer.raise_for_status()
-            about = json.loads(base64.b64decode(answer.headers["X-Docker-Container-Path-Stat"]))
-            yield int(about["mode"]), answer.raw
+            status = json.loads(base64.b64decode(answer.headers["X-Docker-Container-Path-Stat"]))
+            yield int(status["mode"]), answer.raw

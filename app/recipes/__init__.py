@@ -1,1 +1,1 @@
-"""Builds the image of a task from a repository or a source release, under the name by which the task finds it."""
+"""Builds a task's image from a repository or a source release, under the name that the task uses."""

@@ -1,7 +1,7 @@
 """Builds a recipe's image: the base with its Python, SWE-bench's layout, and the source at one commit in /testbed.
 
-Everything is in the build context; the build has no network. The image is called as the dataset calls it, so a
-submission finds it on this engine.
+Everything is in the build context; the build has no network. The image has the name that the dataset uses, so
+submissions find it on this engine.
 Source: swebench 4.1.0, harness/test_spec/python.py: /opt/miniconda3, the environment `testbed`, /testbed.
 """
 
@@ -44,7 +44,7 @@ conda() {
     export PATH="$CONDA_PREFIX/bin:$PATH"
 }
 """
-# pip's word for `--no-build-isolation` is `no-build-isolation = false`. What builds is there, and an index is not.
+# In pip.conf, `--no-build-isolation` is written `no-build-isolation = false`. Build tools are there, an index is not.
 _PREPARE = """set -eu
 place=/opt/miniconda3/envs/testbed
 python3 -m venv --without-pip "$place"
@@ -61,14 +61,14 @@ mkdir -p .git/info && printf '%s\\n' '*.egg-info' /build >>.git/info/exclude
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """What was built, from what, and how large it is."""
+    """Built image, with its source and sizes."""
 
     image_id: str
     image: str
     source: str
     python: str
     left_out: tuple[str, ...]
-    image_bytes: int  # beside the base image's
+    image_bytes: int  # without the base image
     fetched_bytes: int
 
 
@@ -80,10 +80,10 @@ def build(
     patches: Mapping[str, str] | None = None,
     before: datetime | None = None,
 ) -> BuiltImage:
-    """base: has the base image of a release of Debian made where it is not here. patches, before: as `sources.fetched`.
+    """Builds a recipe's image. base: builds a Debian release's base image if missing. Rest: as `sources.fetched`.
 
-    Raises: SpecInvalid: the recipe, or nothing fits; ImageBuildFailed: with the log's end; ImageUnavailable,
-        DatasetUnavailable: a fetch failed three times; EngineUnavailable, DiskFull.
+    Raises: SpecInvalid: the recipe is invalid, or no source fits; ImageBuildFailed: with the log's end;
+        ImageUnavailable, DatasetUnavailable: a fetch failed three times; EngineUnavailable, DiskFull.
     """
     release = DEBIAN[recipe.image_python]
     ours = settings.model_copy(update={"base_image": base_of(settings, release)})
@@ -93,19 +93,19 @@ def build(
     cache = settings.home / "cache"
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="recipe-", dir=cache) as name:
-        found = sources.fetched(recipe, patches or {}, before, Path(name) / "sources", cache / "sources")
+        source = sources.fetched(recipe, patches or {}, before, Path(name) / "sources", cache / "sources")
         context = Path(name) / "context"
         context.mkdir()
-        left_out = wheels.fetched(recipe, found.folder / "tree", context)
-        (found.folder / "repository.git").rename(context / "repository.git")
+        left_out = wheels.fetched(recipe, source.folder / "tree", context)
+        (source.folder / "repository.git").rename(context / "repository.git")
         for unneeded in (*context.glob("repository.git/index"), *context.glob("repository.git/FETCH_HEAD")):
             unneeded.unlink()
-        label = {"label": _LABEL, "source": shlex.quote(found.label)}
+        label = {"label": _LABEL, "source": shlex.quote(source.label)}
         (context / "Dockerfile").write_text(_DOCKERFILE.format(**label))
         (context / "activate").write_text(_ACTIVATE)
         (context / "prepare.sh").write_text("\n".join([_PREPARE, *recipe.install, "rm -rf .git/logs", ""]))
         (context / "sources.txt").write_text("# A context with this file is built without a network.\n")
-        fetched_bytes = found.fetched_bytes + sources.size_of(context / "wheels")
+        fetched_bytes = source.fetched_bytes + sources.size_of(context / "wheels")
         bundle, archive = pack(context)
     spec = EnvironmentSpec(build=Build(context=bundle, timeout_s=_TIMEOUT_S))
     image_id = Images(ours, fetch_bundle=lambda _: archive).ensure(spec, timeout_s=_TIMEOUT_S)
@@ -114,19 +114,19 @@ def build(
     with engine.named(f"name {recipe.image}", ImageUnavailable):
         engine.api.tag(image_id, f"{host}/{repository}", tag)
     size = _bytes_of(engine, image_id) - _bytes_of(engine, ours.base_image)
-    return BuiltImage(image_id, recipe.image, found.label, recipe.image_python, left_out, size, fetched_bytes)
+    return BuiltImage(image_id, recipe.image, source.label, recipe.image_python, left_out, size, fetched_bytes)
 
 
 def base_of(settings: Settings, release: str) -> str:
-    """What the base image with this release of Debian is called here."""
+    """Returns the local name of the base image with this Debian release."""
     return settings.base_image if release == "bookworm" else f"megaflow/base:{release}"
 
 
 def _refuse_others(engine: Engine, image: str) -> None:
-    """Raises: SpecInvalid: the name is that of an image which we did not build: it would be hidden."""
+    """Raises: SpecInvalid: an image that we did not build has this name; the build would replace it."""
     with engine.named(f"look for {image}", ImageUnavailable):
-        found = [one for one in engine.api.images() if image.removeprefix("docker.io/") in (one.get("RepoTags") or [])]
-    if any(_LABEL not in (one.get("Labels") or {}) for one in found):
+        images = [one for one in engine.api.images() if image.removeprefix("docker.io/") in (one.get("RepoTags") or [])]
+    if any(_LABEL not in (one.get("Labels") or {}) for one in images):
         raise SpecInvalid(
             f"expected no image {image} but one that was built here; found another: use it, or `docker rmi` it"
         )

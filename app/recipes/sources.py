@@ -1,7 +1,7 @@
-"""Fetches what a recipe builds on, as a git repository with one commit: a real commit, or a source release.
+"""Fetches a recipe's source as a git repository with one commit: a real commit, or a source release.
 
-A release stands for the row's base commit where the gold and the test patch apply to it. Git then knows it by that
-commit's name, too (`refs/replace`), as evaluation scripts check files out of it. The release's own code is not run.
+A release can replace the row's base commit if the gold and the test patch apply to it. Git then also resolves that
+commit's name to it (`refs/replace`), because evaluation scripts check out files by it. The release's code is not run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RETRY = Retrying(
     stop=stop_after_attempt(3),
     reraise=True,
 )
-"""A fetch that failed is tried again twice."""
+"""Retry policy: a failed fetch is tried twice more."""
 _MOST_RELEASES = 8
 _MOST_BYTES = 1 << 30
 _GIT_S = 1800.0
@@ -60,7 +60,7 @@ with command.main_context():
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What was found, `tree` and `repository.git` with one commit in `folder`. `label`: for people."""
+    """Fetched source: `folder` has `tree` and `repository.git` with one commit. `label` is a text for users."""
 
     folder: Path
     label: str
@@ -68,9 +68,9 @@ class Source:
 
 
 def fetched(recipe: Recipe, patches: Mapping[str, str], before: datetime | None, folder: Path, cache: Path) -> Source:
-    """patches: by what each is called, those that have to apply. before: when the task was made.
+    """Fetches a recipe's source. patches: by name; all must apply. before: when the task was made.
 
-    Raises: SpecInvalid: nothing fits, and why; ImageUnavailable, DatasetUnavailable: no answer; ImageBuildFailed.
+    Raises: SpecInvalid: no source fits, and why; ImageUnavailable, DatasetUnavailable: no answer; ImageBuildFailed.
     """
     if recipe.repository:
         RETRY(_clone, recipe, folder)
@@ -79,16 +79,16 @@ def fetched(recipe: Recipe, patches: Mapping[str, str], before: datetime | None,
             raise SpecInvalid(f"{label}: {refusal}")
         return Source(folder, label, size_of(folder / "repository.git"))
     name, _, version = recipe.release.partition("==")
-    offered = [
+    candidates = [
         (one, digest) for one, at, digest in _listed(name) if one == version or (not version and _is_before(at, before))
     ]
-    if not offered:
+    if not candidates:
         raise SpecInvalid(
             f"expected a source release of {recipe.release} of before {before or 'now'} in the package index;"
             " found none; name a `release` or a `repository` in a recipe's file"
         )
     refusals, moved = [], []
-    for number, (one, digest) in enumerate(offered[:_MOST_RELEASES]):
+    for number, (one, digest) in enumerate(candidates[:_MOST_RELEASES]):
         place = folder / str(number)
         label = f"{name}=={one}" + ("; with the recipe's patch" if recipe.patch else "")
         try:
@@ -112,21 +112,23 @@ def fetched(recipe: Recipe, patches: Mapping[str, str], before: datetime | None,
 
 
 def _listed(name: str) -> list[tuple[str, str, str]]:
-    """Source releases with time and sha256, the newest first; none with an unknown hash. Raises: ImageUnavailable."""
+    """Lists source releases with time and sha256, newest first, without unhashed ones. Raises: ImageUnavailable."""
     lines = RETRY(_index_says, name).split("\n")
-    found = {(version, at, digest) for version, at, digest in (json.loads(line) for line in lines if line)}
-    return sorted((one for one in found if one[2]), key=lambda one: one[1], reverse=True)
+    releases = {(version, at, digest) for version, at, digest in (json.loads(line) for line in lines if line)}
+    return sorted((one for one in releases if one[2]), key=lambda one: one[1], reverse=True)
 
 
 def _index_says(name: str) -> str:
     try:
-        return subprocess.run(  # noqa: S603  our own words; the name has no dash at its front
+        return subprocess.run(  # noqa: S603  our own arguments; the name does not begin with a dash
             [sys.executable, "-P", "-W", "ignore", "-c", _LISTING, name],
             capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=True,
         ).stdout  # fmt: skip
     except (subprocess.SubprocessError, OSError) as error:
-        said = str(getattr(error, "stderr", "") or error).strip()[-300:]
-        raise ImageUnavailable(f"could not list {name} in the package index: {said}; see `pip config list`") from error
+        message = str(getattr(error, "stderr", "") or error).strip()[-300:]
+        raise ImageUnavailable(
+            f"could not list {name} in the package index: {message}; see `pip config list`"
+        ) from error
 
 
 def _is_before(at: str, before: datetime | None) -> bool:
@@ -134,7 +136,7 @@ def _is_before(at: str, before: datetime | None) -> bool:
 
 
 def _unpack(name: str, version: str, digest: str, place: Path, cache: Path) -> int:
-    """Into `tree` of the place; how many bytes were fetched. Raises: as `fetched`."""
+    """Unpacks a release into the place's `tree`; returns the number of fetched bytes. Raises: as `fetched`."""
     place.mkdir(parents=True)
     (place / "sources.txt").write_text(f"{name}=={version} --hash=sha256:{digest}\n")
     [archive] = RETRY(fetch_sources, place, cache=cache)
@@ -154,7 +156,7 @@ def _unpack(name: str, version: str, digest: str, place: Path, cache: Path) -> i
 
 
 def _commit(place: Path, label: str, stands_for: str, at: datetime | None, fetched_bytes: int) -> Source:
-    """All files as one commit that also goes by the name of the row's; what installing makes again is left out."""
+    """Commits all files, also under the base commit's name; leaves out files that an installation makes again."""
     date = (at or datetime(2000, 1, 1)).isoformat()
     _git(place, "init", "--quiet", "--bare", "--template=", "repository.git")
     _git(place, *_TREE, "add", "--all", "--force", "--", ".", ":!*.egg-info/*")
@@ -167,7 +169,7 @@ def _commit(place: Path, label: str, stands_for: str, at: datetime | None, fetch
 
 
 def _clone(recipe: Recipe, folder: Path) -> None:
-    """The commit alone, without what came before and after it. Raises: DatasetUnavailable, SpecInvalid."""
+    """Fetches the commit alone, without its history. Raises: DatasetUnavailable, SpecInvalid."""
     folder.mkdir(parents=True, exist_ok=True)
     repository = recipe.repository
     if Path(repository).expanduser().exists():
@@ -177,54 +179,54 @@ def _clone(recipe: Recipe, folder: Path) -> None:
         _git(folder, *_TREE, "fetch", "--quiet", "--depth=1", "--no-tags", "--", repository, recipe.commit)
     except SpecInvalid as error:
         raise DatasetUnavailable(f"could not fetch {recipe.commit} of {recipe.repository}: {error}") from error
-    found = _git(folder, *_TREE, "rev-parse", "FETCH_HEAD^{commit}").strip()
-    if found != recipe.commit:
-        raise SpecInvalid(f"{recipe.repository}: expected commit {recipe.commit}; found {found}")
-    _git(folder, *_TREE, "update-ref", "--no-deref", "HEAD", found)
+    commit = _git(folder, *_TREE, "rev-parse", "FETCH_HEAD^{commit}").strip()
+    if commit != recipe.commit:
+        raise SpecInvalid(f"{recipe.repository}: expected commit {recipe.commit}; found {commit}")
+    _git(folder, *_TREE, "update-ref", "--no-deref", "HEAD", commit)
     (folder / "tree").mkdir(exist_ok=True)
-    _git(folder, *_TREE, "checkout", "--quiet", "--force", "--detach", found)
+    _git(folder, *_TREE, "checkout", "--quiet", "--force", "--detach", commit)
 
 
 def _refusal(place: Path, patches: Mapping[str, str]) -> tuple[str, bool]:
-    """Why it is not the task's base, empty: it is; and whether patches apply at other lines than they name."""
+    """Returns why a patch does not apply (empty: all do), and whether patches apply at other lines than they name."""
     moved = False
     for name, patch in patches.items():
-        code, said = _ran(place, "-C", "tree", "apply", "--check", "--verbose", "-", given=patch)
+        code, output = _ran(place, "-C", "tree", "apply", "--check", "--verbose", "-", given=patch)
         if code:
-            errors = re.findall(r"^error: (?!while searching)(.*)", said, re.MULTILINE)
-            return f"{name} does not apply: {(errors or [said.strip()[-500:]])[0]}", False
-        moved = moved or bool(_MOVED.search(said))
+            errors = re.findall(r"^error: (?!while searching)(.*)", output, re.MULTILINE)
+            return f"{name} does not apply: {(errors or [output.strip()[-500:]])[0]}", False
+        moved = moved or bool(_MOVED.search(output))
     return "", moved
 
 
 def _git(folder: Path, *arguments: str, given: str = "", env: Mapping[str, str] | None = None) -> str:
-    """What it says. Raises: SpecInvalid: it did not run, or failed."""
-    code, said = _ran(folder, *arguments, given=given, env=env)
+    """Runs git and returns its output. Raises: SpecInvalid: it did not run, or failed."""
+    code, output = _ran(folder, *arguments, given=given, env=env)
     if code:
-        raise SpecInvalid(f"git {arguments[0]}: {said.strip()[-500:]}")
-    return said
+        raise SpecInvalid(f"git {arguments[0]}: {output.strip()[-500:]}")
+    return output
 
 
 def _ran(folder: Path, *arguments: str, given: str = "", env: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Its exit code and what it says. Raises: SpecInvalid: it did not run."""
+    """Runs git; returns its exit code and output. Raises: SpecInvalid: it did not run."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     ours |= {
-        "LC_ALL": "C",  # its words are read
+        "LC_ALL": "C",  # its messages are parsed
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_LFS_SKIP_SMUDGE": "1",
         "GIT_CEILING_DIRECTORIES": str(folder),
         **(env or {}),
     }
     try:
-        done = subprocess.run(  # noqa: S603
+        result = subprocess.run(  # noqa: S603
             [*_GIT, *arguments],
             cwd=folder, env=ours, input=given.encode(), capture_output=True, timeout=_GIT_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         raise SpecInvalid(f"expected git to run; found {error}") from error
-    return done.returncode, (done.stdout + done.stderr).decode("utf-8", "replace")
+    return result.returncode, (result.stdout + result.stderr).decode("utf-8", "replace")
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files in it."""
+    """Returns the total bytes of the files in a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,4 +1,4 @@
-"""Fetches the wheels of a recipe for the image's Python, by this host's uv and pip. No package's code runs here."""
+"""Fetches the wheels of a recipe for the image's Python, with this host's uv and pip. Runs no package code."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from app.recipes.recipe import Recipe
 from app.recipes.sources import RETRY
 from app.task_files import inside
 
-_TOOLS = ("pip", "setuptools<81", "wheel")  # the last one with pkg_resources, which older projects import
+_TOOLS = ("pip", "setuptools<81", "wheel")  # setuptools<81 still has pkg_resources, which older projects import
 _TIMEOUT_S = 900.0
 _NOT_THERE = re.compile(r"no solution found|No matching distribution", re.IGNORECASE)
 _MANYLINUX = ("manylinux1", "manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(5, 29)))
 
 
 class _NoWheel(Exception):
-    """There is no wheel of something that is asked for. The message says which."""
+    """A requirement has no wheel. The message names it."""
 
 
 def fetched(recipe: Recipe, tree: Path, folder: Path) -> tuple[str, ...]:
-    """Wheels for everything that the recipe and the source name, and `wheels.txt`; lines without a wheel are returned.
+    """Fetches wheels of all requirements of recipe and source, and writes `wheels.txt`; returns lines without a wheel.
 
     Raises: SpecInvalid: a package of the recipe has no wheel; ImageUnavailable: no answer from the index.
     """
@@ -57,7 +57,7 @@ def fetched(recipe: Recipe, tree: Path, folder: Path) -> tuple[str, ...]:
 
 
 def _compiled(lines: Sequence[str], python: str) -> str:
-    """Exact versions of these and of what they need, each a wheel. Raises: _NoWheel, ImageUnavailable."""
+    """Returns exact versions of these and their dependencies, each with a wheel. Raises: _NoWheel, ImageUnavailable."""
     return RETRY(_compile, lines, python)
 
 
@@ -75,26 +75,26 @@ def _compile(lines: Sequence[str], python: str) -> str:
     except AgentUnavailable as error:
         raise ImageUnavailable(str(error)) from error
     target = [f"--python-version={python}", f"--python-platform={platform.machine()}-manylinux_2_28", "-"]
-    done = _ran([*command, "--no-python-downloads", *target], "\n".join(lines))
-    if done.returncode == 0:
-        return done.stdout
-    if _NOT_THERE.search(done.stderr):
-        raise _NoWheel(f"found {' '.join(done.stderr.split())[:600]}")
-    raise ImageUnavailable(f"could not find versions of {', '.join(lines)[:200]}: {done.stderr.strip()[-500:]}")
+    result = _ran([*command, "--no-python-downloads", *target], "\n".join(lines))
+    if result.returncode == 0:
+        return result.stdout
+    if _NOT_THERE.search(result.stderr):
+        raise _NoWheel(f"found {' '.join(result.stderr.split())[:600]}")
+    raise ImageUnavailable(f"could not find versions of {', '.join(lines)[:200]}: {result.stderr.strip()[-500:]}")
 
 
 def _download(folder: Path, python: str) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--implementation=cp", f"--python-version={python}", f"--dest={folder / 'wheels'}"]
     command += [f"--platform={name}_{platform.machine()}" for name in _MANYLINUX]
-    done = _ran([*command, "-r", str(folder / "wheels.txt")], "")
-    if done.returncode:
-        raise ImageUnavailable(f"could not fetch wheels: {done.stderr.strip()[-500:]}; see `pip config list`")
+    result = _ran([*command, "-r", str(folder / "wheels.txt")], "")
+    if result.returncode:
+        raise ImageUnavailable(f"could not fetch wheels: {result.stderr.strip()[-500:]}; see `pip config list`")
 
 
 def _ran(command: Sequence[str], given: str) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(  # noqa: S603  our own words and pip's requirements, by stdin or a file
+        return subprocess.run(  # noqa: S603  our own arguments; pip requirements by stdin or a file
             command,
             input=given,
             capture_output=True,
@@ -107,9 +107,6 @@ def _ran(command: Sequence[str], given: str) -> subprocess.CompletedProcess[str]
         raise ImageUnavailable(f"expected {Path(command[0]).name} to answer; found {error}") from error
 
 
-# --- What a source says that it needs, without running it -----------------------------------------------------------
-
-
 def _lines(file: Path) -> list[str]:
     try:
         lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in file.read_text(encoding="utf-8").split("\n"))
@@ -119,20 +116,20 @@ def _lines(file: Path) -> list[str]:
 
 
 def _dependencies(tree: Path) -> list[str]:
-    """Of pyproject.toml or setup.cfg, else of what a release says of itself; nothing where only code can tell."""
+    """Reads dependencies from pyproject.toml or setup.cfg, else PKG-INFO; empty where only code could compute them."""
     try:
         if (file := inside(tree, tree / "pyproject.toml")).is_file():
-            found = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
-            if "dependencies" not in found.get("dynamic", []) and "dependencies" in found:
-                return [str(one) for one in found["dependencies"]]
+            project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+            if "dependencies" not in project.get("dynamic", []) and "dependencies" in project:
+                return [str(one) for one in project["dependencies"]]
         if (file := inside(tree, tree / "setup.cfg")).is_file():
             config = configparser.ConfigParser(interpolation=None)
             config.read(file, encoding="utf-8")
-            if said := config.get("options", "install_requires", fallback="").strip():
-                return [line.strip() for line in said.split("\n") if line.strip()]
+            if text := config.get("options", "install_requires", fallback="").strip():
+                return [line.strip() for line in text.split("\n") if line.strip()]
         if (file := inside(tree, tree / "PKG-INFO")).is_file():
-            said = file.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
-            return [one for one in re.findall(r"^Requires-Dist: (.+)$", said, re.MULTILINE) if "extra ==" not in one]
+            text = file.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+            return [one for one in re.findall(r"^Requires-Dist: (.+)$", text, re.MULTILINE) if "extra ==" not in one]
     except (OSError, ValueError, configparser.Error) as error:
         raise SpecInvalid(f"expected to read what the source needs; found {error}") from error
     return []

@@ -1,4 +1,4 @@
-"""Makes the base image of task recipes: from a registry, or from Debian's packages without one."""
+"""Builds the base image of task recipes: from a registry's image, or from Debian's packages without one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from app.stack.home import logs_folder, prepare, tail
 log = structlog.get_logger(__name__)
 
 RECIPE = Path(app.__file__).parent.parent / "worker_images" / "base"
-"""In the source checkout; a wheel does not carry it."""
+"""Folder of the base image's recipe in the source checkout; a wheel does not contain it."""
 BOOKWORM = "bookworm"
-"""The release of Debian of `Settings.base_image`."""
+"""Debian release of `Settings.base_image`."""
 _MORE_PACKAGES = {"bullseye": "python3-distutils"}
-"""Beside those of the recipe: pip needs it there."""
+"""Additional packages by Debian release: pip needs them there."""
 _REGISTRY_S = 10
 _BUILD_S = 1800
 
@@ -49,10 +49,10 @@ def is_present(settings: Settings) -> bool:
 def ensure_base_image(
     settings: Settings, *, release: str = BOOKWORM, report: Callable[[str], None] = lambda line: None
 ) -> bool:
-    """Build `settings.base_image` on that release of Debian when the engine has none; True when it was built now.
+    """Builds `settings.base_image` on this Debian release when the engine has none; True: it was built now.
 
-    Raises: EngineUnavailable: no engine answers. ImageUnavailable: this is no source checkout, so there is no recipe.
-        ImageBuildFailed: neither a registry nor Debian's packages gave it; the log's end is in the message.
+    Raises: EngineUnavailable: no engine answers. ImageUnavailable: this is not a source checkout, so it has no recipe.
+        ImageBuildFailed: both builds failed, on a registry's image and from packages; with the log's end.
     """
     if is_present(settings):
         return False
@@ -72,7 +72,7 @@ def ensure_base_image(
 
 
 def _public_base(settings: Settings, release: str) -> str | None:
-    """Debian's image by the digest that its tag has now: what is built on is known. None: no registry answers."""
+    """Returns Debian's image by its tag's current digest, so that the base is exact. None: no registry answers."""
     try:
         with connected(settings, timeout_s=_REGISTRY_S) as client:
             return f"debian@{client.images.get_registry_data(f'debian:{release}-slim').id}"
@@ -82,7 +82,7 @@ def _public_base(settings: Settings, release: str) -> str | None:
 
 
 def _build_on(public: str, settings: Settings, release: str) -> bool:
-    """The digest is in the image's label `megaflow.base.from`."""
+    """Builds the image and stores the digest in its label `megaflow.base.from`; False: the build failed."""
     try:
         with connected(settings, timeout_s=_BUILD_S) as client:
             client.images.build(
@@ -94,7 +94,7 @@ def _build_on(public: str, settings: Settings, release: str) -> bool:
                 forcerm=True,
             )
     except (BuildError, docker.errors.APIError, requests.RequestException) as error:
-        # The registry's answer may be for the name alone. Debian's packages are the other way to the same image.
+        # The registry may resolve the name but not deliver the image. Debian's packages then give the same image.
         log.warning("base_image.recipe_failed", error=str(error))
         return False
     return True
@@ -104,7 +104,7 @@ def _build_from_packages(settings: Settings, release: str) -> None:
     logfile = logs_folder(settings) / "base-image.log"
     script = RECIPE / "build-from-packages.sh"
     with logfile.open("wb") as output:
-        done = subprocess.run(  # noqa: S603 (our own script)
+        result = subprocess.run(  # noqa: S603 (our own script)
             ["/bin/sh", str(script), settings.base_image],
             env=without_keys(os.environ, {settings.model_api_key_env})
             | {"DOCKER_HOST": engine_url(settings), "DEBIAN_SUITE": release}
@@ -113,7 +113,7 @@ def _build_from_packages(settings: Settings, release: str) -> None:
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    if done.returncode != 0:
+    if result.returncode != 0:
         raise ImageBuildFailed(
-            f"{script.name} {settings.base_image} left with {done.returncode}. The end of {logfile}:\n{tail(logfile)}"
+            f"{script.name} {settings.base_image} left with {result.returncode}. The end of {logfile}:\n{tail(logfile)}"
         )

@@ -1,4 +1,4 @@
-"""Checks what a machine has and lacks, and how to fix it."""
+"""Checks whether a machine has what MegaFlow needs, and suggests fixes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UP = "start the stack with `megaflow up`"
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a check's result."""
 
     OK = "ok"
     WARN = "warn"
@@ -42,17 +42,17 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One thing looked at."""
+    """Result of one check."""
 
     name: str
     level: Level
     found: str
     fix: str = ""
-    """What to try; empty when all is well."""
+    """Suggested fix; empty when the check passed."""
 
 
 def checks(settings: Settings) -> list[DoctorCheck]:
-    """Look at everything that a task needs; changes nothing. A check that breaks is itself a finding."""
+    """Runs all checks; changes nothing. A check that raises an error becomes a failed check."""
     return [_looked_at(name, look, settings) for name, look in _LOOKS.items()]
 
 
@@ -75,9 +75,6 @@ def _ok(found: str) -> tuple[Level, str, str]:
     return Level.OK, found, ""
 
 
-# --- The machine ---------------------------------------------------------------------------------------------------
-
-
 def _python(settings: Settings) -> tuple[Level, str, str]:
     return _ok(f"{sys.version.split()[0]} ({sys.executable})")
 
@@ -85,24 +82,24 @@ def _python(settings: Settings) -> tuple[Level, str, str]:
 def _disk(settings: Settings) -> tuple[Level, str, str]:
     folder = next(path for path in (settings.home, *settings.home.parents) if path.exists())
     free = shutil.disk_usage(folder).free
-    found = f"{free / 2**30:.1f} GiB free at {folder}"
+    summary = f"{free / 2**30:.1f} GiB free at {folder}"
     if free >= _FREE_DISK_BYTES:
-        return _ok(found)
+        return _ok(summary)
     return (
         Level.WARN,
-        found,
+        summary,
         "free some: images and artifacts want at least 5 GiB (`docker system df` shows the images)",
     )
 
 
 def _memory(settings: Settings) -> tuple[Level, str, str]:
     memory = psutil.virtual_memory()
-    wanted = settings.instance_memory_bytes * settings.persistent_instances * settings.persistent_slots
-    found = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available"
-    if memory.available >= wanted:
-        return _ok(f"{found}; {settings.capacity()} ephemeral instances at once")
+    required_bytes = settings.instance_memory_bytes * settings.persistent_instances * settings.persistent_slots
+    summary = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available"
+    if memory.available >= required_bytes:
+        return _ok(f"{summary}; {settings.capacity()} ephemeral instances at once")
     fix = "set MEGAFLOW_PERSISTENT_SLOTS or MEGAFLOW_EPHEMERAL_CAPACITY lower"
-    return Level.WARN, f"{found}; the slots want {wanted / 2**30:.1f}", fix
+    return Level.WARN, f"{summary}; the slots want {required_bytes / 2**30:.1f}", fix
 
 
 def _uv(settings: Settings) -> tuple[Level, str, str]:
@@ -111,33 +108,30 @@ def _uv(settings: Settings) -> tuple[Level, str, str]:
     return Level.WARN, "no uv: agent frameworks cannot be installed", "`pip install '.[worker]'` in MegaFlow's checkout"
 
 
-# --- Services ------------------------------------------------------------------------------------------------------
-
-
 def _postgres(settings: Settings) -> tuple[Level, str, str]:
     with psycopg.connect(settings.database(), connect_timeout=_ANSWER_S) as connection:
         number = connection.info.server_version
-    found = f"{number // 10000}.{number % 10000}, {'embedded' if settings.embeds_postgres else 'yours'}"
+    summary = f"{number // 10000}.{number % 10000}, {'embedded' if settings.embeds_postgres else 'yours'}"
     if number // 10000 >= _POSTGRES:
-        return _ok(found)
-    return Level.FAIL, found, f"use PostgreSQL {_POSTGRES} or newer"
+        return _ok(summary)
+    return Level.FAIL, summary, f"use PostgreSQL {_POSTGRES} or newer"
 
 
 def _redis(settings: Settings) -> tuple[Level, str, str]:
     with redis.Redis.from_url(settings.redis(), socket_connect_timeout=_ANSWER_S, socket_timeout=_ANSWER_S) as client:
         about = client.info()
-    policy = about.get("maxmemory_policy")  # INFO, not CONFIG: a broker's user need not have that
+    policy = about.get("maxmemory_policy")  # INFO, not CONFIG: a broker's user may not be allowed to use CONFIG
     number = str(about["redis_version"])
-    found = f"{number}, {'embedded' if settings.embeds_redis else 'yours'}, maxmemory-policy {policy}"
+    summary = f"{number}, {'embedded' if settings.embeds_redis else 'yours'}, maxmemory-policy {policy}"
     if tuple(int(part) for part in number.split(".")[:2]) < _REDIS:
-        return Level.FAIL, found, "use Redis 6.2 or newer"
+        return Level.FAIL, summary, "use Redis 6.2 or newer"
     if policy != "noeviction":
-        return Level.WARN, found, "set maxmemory-policy noeviction: a queue may not forget"
-    return _ok(found)
+        return Level.WARN, summary, "set maxmemory-policy noeviction: a queue may not forget"
+    return _ok(summary)
 
 
 def _migrations(settings: Settings) -> tuple[Level, str, str]:
-    from app.ledger import schema  # here: a producer's machine may lack Alembic, and doctor says so instead of failing
+    from app.ledger import schema  # imported here: without Alembic, only this check fails
 
     if schema.at_head(settings.database()):
         return _ok("at head")
@@ -155,11 +149,11 @@ def _stack(settings: Settings) -> tuple[Level, str, str]:
 def _ports(settings: Settings) -> tuple[Level, str, str]:
     if supervisor.is_running(settings):
         return _ok("ours")
-    if found := ports.in_use(settings):
+    if conflicts := ports.in_use(settings):
         return (
             Level.FAIL,
-            f"taken: {', '.join(found.values())}",
-            f"set {', '.join(found)} to free ports",
+            f"taken: {', '.join(conflicts.values())}",
+            f"set {', '.join(conflicts)} to free ports",
         )
     return _ok("free")
 
@@ -173,18 +167,15 @@ def _gateway(settings: Settings) -> tuple[Level, str, str]:
 
 
 def _artifacts(settings: Settings) -> tuple[Level, str, str]:
-    from app import artifacts  # here: boto3 takes long to import
+    from app import artifacts  # imported here: boto3 is slow to import
 
     artifacts.open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url).check()
     return _ok(f"{settings.artifacts()} can be written")
 
 
-# --- Docker --------------------------------------------------------------------------------------------------------
-
-
 def _engine(settings: Settings) -> tuple[Level, str, str]:
-    if (found := engine.version(settings)) is not None:
-        return _ok(f"{found} at {engine.engine_url(settings)}{', started by us' if engine.is_ours(settings) else ''}")
+    if (number := engine.version(settings)) is not None:
+        return _ok(f"{number} at {engine.engine_url(settings)}{', started by us' if engine.is_ours(settings) else ''}")
     fix = _UP if os.geteuid() == 0 else "start Docker, or add this user to the group docker"
     return Level.FAIL, f"no engine answers at {engine.engine_url(settings)}", fix
 

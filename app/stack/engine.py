@@ -1,7 +1,7 @@
 """Finds the Docker engine, or installs it from Debian's packages and starts it.
 
-An engine that answered before we came is never ours to stop. One that we started is written down with its process id
-and start time, and `stop_engine` ends that process and no other.
+We never stop an engine that ran before. For an engine that we started, the process id and start time are recorded;
+`stop_engine` ends exactly that process.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from app.stack.processes import end, family, has_ended, wait_for_end
 log = structlog.get_logger(__name__)
 
 PACKAGES = ("docker.io", "iptables", "ca-certificates")
-"""What Debian calls an engine and what it needs.
+"""Debian packages of the engine and its dependencies.
 
-Newer releases keep the `docker` command in `docker-cli`, taken when it is missing.
+Newer releases have the `docker` command in `docker-cli`, which is installed when the command is missing.
 """
 
 _ANSWER_S = 10
 _START_S = 40.0
 _STOP_S = 30.0
 _POLL_S = 0.1
-_SAME_START_S = 1.0  # clock ticks round a start time
+_SAME_START_S = 1.0  # start times are rounded to clock ticks
 
 _NOT_ISOLATED = "tasks can then run only in the environment `local`, on this host without isolation"
 
@@ -54,21 +54,21 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class EngineReport:
-    """Whether a container engine answers, and what we did for it."""
+    """Whether a container engine answers, and what was done to start it."""
 
     available: bool
     version: str = ""
     started: bool = False
-    """We started it just now; `stop_engine` will stop it."""
+    """We started it in this call; `stop_engine` will stop it."""
     why: str = ""
-    """When not available: what was found."""
+    """Reason, when not available."""
     fix: str = ""
-    """When not available: what to try."""
+    """Suggested fix, when not available."""
 
 
 @dataclass(frozen=True)
 class Dockerd:
-    """How MegaFlow's own engine is started, and where it then answers."""
+    """Command of the engine that MegaFlow starts, and the address at which it answers."""
 
     command: tuple[str, ...] = ("dockerd",)
     url: str = "unix:///var/run/docker.sock"
@@ -77,17 +77,17 @@ class Dockerd:
 
     @property
     def pidfiles(self) -> dict[str, Path]:
-        """Of itself and of the containerd that it starts, by the program's name."""
+        """Pid files of dockerd and of the containerd that it starts, by program name."""
         return {"dockerd": self.pidfile, "containerd": self.exec_root / "containerd" / "containerd.pid"}
 
 
 DOCKERD = Dockerd()
-"""With everything where Docker itself puts it."""
+"""Docker's own default paths."""
 
 
 @contextmanager
 def connected(settings: Settings, *, timeout_s: float = 60) -> Iterator[docker.DockerClient]:
-    """A client of the engine that the settings name.
+    """Opens a client of the engine in the settings.
 
     Raises: EngineUnavailable: it does not answer.
     """
@@ -103,12 +103,12 @@ def connected(settings: Settings, *, timeout_s: float = 60) -> Iterator[docker.D
 
 
 def engine_url(settings: Settings) -> str:
-    """Where the engine is expected: MEGAFLOW_DOCKER_URL, else DOCKER_HOST, else the default socket."""
+    """Returns the engine's expected URL: MEGAFLOW_DOCKER_URL, else DOCKER_HOST, else the default socket."""
     return str(_address(settings).get("base_url") or DOCKERD.url)
 
 
 def _knock(url: str) -> None:
-    # docker-py forgets to close a Unix socket on which nobody answers.
+    # docker-py does not close a Unix socket when the connection fails.
     if url.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as trial:
             trial.settimeout(_ANSWER_S)
@@ -116,7 +116,7 @@ def _knock(url: str) -> None:
 
 
 def version(settings: Settings) -> str | None:
-    """The engine's version, or None when none answers."""
+    """Returns the engine's version, or None when no engine answers."""
     try:
         with connected(settings, timeout_s=_ANSWER_S) as client:
             return str(client.version()["Version"])
@@ -131,29 +131,29 @@ def ensure_engine(
     dockerd: Dockerd = DOCKERD,
     report: Report = lambda line: None,
 ) -> EngineReport:
-    """Use the engine that answers; else, as root, install and start one. Never raises: see `why` and `fix`."""
+    """Uses the engine that answers; else, as root, installs and starts one. Never raises: see `why` and `fix`."""
     prepare(settings)
-    if (found := version(settings)) is not None:
-        return EngineReport(available=True, version=found)
+    if (engine_version := version(settings)) is not None:
+        return EngineReport(available=True, version=engine_version)
     if (refusal := _refusal(settings, dockerd, may_install=may_install)) is not None:
         return refusal
     if shutil.which(_program(dockerd)) is None:
         report(f"installing the Docker engine from Debian's packages ({', '.join(PACKAGES)})")
         if (failure := _install(settings)) is not None:
             return failure
-        if (found := _wait_for_init_system(settings)) is not None:
-            return EngineReport(available=True, version=found)
+        if (engine_version := _wait_for_init_system(settings)) is not None:
+            return EngineReport(available=True, version=engine_version)
     report("starting the Docker engine")
     return _start(settings, dockerd)
 
 
 def is_ours(settings: Settings) -> bool:
-    """Whether the engine that runs is one that we started."""
+    """Whether the running engine was started by us."""
     return _recorded_process(settings) is not None
 
 
 def stop_engine(settings: Settings) -> bool:
-    """Stop the engine that we started, with its containerd, and wait until they are gone; False when none is ours."""
+    """Stops the engine that we started and its containerd, and waits for their end; False: we started none."""
     process = _recorded_process(settings)
     if process is not None:
         end([process], signal.SIGTERM, _STOP_S, below=family(process.pid))
@@ -161,9 +161,6 @@ def stop_engine(settings: Settings) -> bool:
         log.info("engine.stopped", pid=process.pid)
     _record_file(settings).unlink(missing_ok=True)
     return process is not None
-
-
-# --- May we? -------------------------------------------------------------------------------------------------------
 
 
 def _refusal(settings: Settings, dockerd: Dockerd, *, may_install: bool) -> EngineReport | None:
@@ -191,35 +188,29 @@ def _unavailable(why: str, fix: str) -> EngineReport:
 
 
 def _address(settings: Settings) -> dict[str, Any]:
-    # The engine's own variables (DOCKER_HOST, DOCKER_CERT_PATH) keep their meaning where no setting of ours is given.
+    # Docker's own variables (DOCKER_HOST, DOCKER_CERT_PATH) apply when our setting is not given.
     return {"base_url": settings.docker_url} if settings.docker_url else dict(docker.utils.kwargs_from_env())
-
-
-# --- Install -------------------------------------------------------------------------------------------------------
 
 
 def _install(settings: Settings) -> EngineReport | None:
     logfile = logs_folder(settings) / "apt.log"
-    for wanted in (PACKAGES, ("docker-cli",)):
-        if wanted != PACKAGES and shutil.which("docker") is not None:
+    for names in (PACKAGES, ("docker-cli",)):
+        if names != PACKAGES and shutil.which("docker") is not None:
             continue
-        if not packages.install(wanted, logfile):
-            why = f"`apt-get install {' '.join(wanted)}` failed: {_last_error(tail(logfile, lines=30))}"
+        if not packages.install(names, logfile):
+            why = f"`apt-get install {' '.join(names)}` failed: {_last_error(tail(logfile, lines=30))}"
             return _unavailable(why, f"read {logfile}, repair apt's sources and try again, or install Docker yourself")
     return None
 
 
 def _wait_for_init_system(settings: Settings) -> str | None:
-    """Under systemd the package starts the engine by itself; that one is the system's, not ours."""
+    """Waits for the engine that the package starts under systemd. It belongs to the system, not to us."""
     if not Path("/run/systemd/system").is_dir():
         return None
     give_up = time.monotonic() + _ANSWER_S
-    while (found := version(settings)) is None and time.monotonic() < give_up:
+    while (engine_version := version(settings)) is None and time.monotonic() < give_up:
         time.sleep(_POLL_S)
-    return found
-
-
-# --- Start and stop ------------------------------------------------------------------------------------------------
+    return engine_version
 
 
 def _start(settings: Settings, dockerd: Dockerd) -> EngineReport:
@@ -232,24 +223,24 @@ def _start(settings: Settings, dockerd: Dockerd) -> EngineReport:
     _record_file(settings).write_text(json.dumps(entry))
     give_up = time.monotonic() + _START_S
     while time.monotonic() < give_up and not has_ended(process):
-        if (found := version(settings)) is not None:
-            log.info("engine.started", pid=pid, version=found)
-            return EngineReport(available=True, version=found, started=True)
+        if (engine_version := version(settings)) is not None:
+            log.info("engine.started", pid=pid, version=engine_version)
+            return EngineReport(available=True, version=engine_version, started=True)
         time.sleep(_POLL_S)
     why = "dockerd ended at once" if has_ended(process) else f"dockerd did not answer within {_START_S:g} s"
     stop_engine(settings)
     _reap(pid)
-    found_error = _last_error(tail(logfile, lines=40, offset=offset))
-    return _unavailable(f"{why}: {found_error}", f"read {logfile}; an engine needs a privileged root")
+    last_error = _last_error(tail(logfile, lines=40, offset=offset))
+    return _unavailable(f"{why}: {last_error}", f"read {logfile}; an engine needs a privileged root")
 
 
 def _spawn(command: tuple[str, ...], logfile: Path) -> int:
-    # Not subprocess: the engine outlives this process, in a session of its own, and nobody waits for it.
+    # Not subprocess: the engine outlives this process in its own session, and nothing waits for it.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return os.posix_spawnp(
         command[0],
         command,
-        # Not of the stack: `down` ends what carries the stack's mark, and decides about the engine apart.
+        # Without the stack's marker: `down` ends all processes that have it, but decides separately about the engine.
         {name: value for name, value in without_keys(os.environ).items() if name != MARKER},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -261,17 +252,17 @@ def _spawn(command: tuple[str, ...], logfile: Path) -> int:
 
 
 def _reap(pid: int) -> None:
-    with suppress(ChildProcessError):  # started by another process than this one
+    with suppress(ChildProcessError):  # started by another process
         os.waitpid(pid, os.WNOHANG)
 
 
 def _remove_stale_pidfiles(dockerd: Dockerd) -> None:
-    # dockerd refuses to start while any process has the number in its own file, and waits for a containerd that it
-    # takes to be alive: even for strangers, and for what was killed and is not yet reaped.
+    # dockerd refuses to start while any process has the number in its pid file, and waits for the process in
+    # containerd's pid file: also for unrelated processes, and for killed ones that are not yet reaped.
     running = {program: _running(pidfile, program) for program, pidfile in dockerd.pidfiles.items()}
     containerd = running["containerd"]
     if running["dockerd"] is None and containerd is not None:
-        wait_for_end([containerd], _STOP_S)  # it is told to end with its dockerd
+        wait_for_end([containerd], _STOP_S)  # it ends together with its dockerd
     for program, pidfile in dockerd.pidfiles.items():
         if _running(pidfile, program) is None:
             pidfile.unlink(missing_ok=True)
@@ -289,9 +280,6 @@ def _program(dockerd: Dockerd) -> str:
     return next((part for part in dockerd.command if Path(part).name == "dockerd"), dockerd.command[0])
 
 
-# --- What we remember ----------------------------------------------------------------------------------------------
-
-
 def _record_file(settings: Settings) -> Path:
     return run_folder(settings) / "engine.json"
 
@@ -302,16 +290,16 @@ def _recorded_process(settings: Settings) -> psutil.Process | None:
         process = psutil.Process(entry["pid"])
     except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
         return None
-    # A number alone may have passed to somebody else's process.
+    # The pid alone is not enough: another process may have it now.
     return (
         process if not has_ended(process) and abs(process.create_time() - entry["started_at"]) < _SAME_START_S else None
     )
 
 
 def _last_error(text: str) -> str:
-    """The last line that tells of a failure, in its own words: dockerd's `msg=`, apt's `E:`, or just the last line."""
+    """Returns the last line that reports a failure: dockerd's `msg=`, apt's `E:`, else simply the last line."""
     lines = text.splitlines()
-    telling = [line for line in lines if re.search(r"level=(fatal|error)|^E: |failed to start daemon", line)]
-    last = (telling or lines or ["it wrote no log"])[-1]
+    failures = [line for line in lines if re.search(r"level=(fatal|error)|^E: |failed to start daemon", line)]
+    last = (failures or lines or ["it wrote no log"])[-1]
     message = re.search(r'msg="((?:[^"\\]|\\.)*)"', last)
     return message.group(1).replace('\\"', '"') if message else last.strip()

@@ -1,4 +1,4 @@
-"""Flower's configuration: loopback, basic auth, bounded memory. The password is in a file, never on a command line."""
+"""Writes Flower's configuration: loopback, basic auth, bounded memory. The password is in a file, never in `argv`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.settings_checks import keep_once, write_private
 from app.stack.home import run_folder
 
 _PURGE_OFFLINE_S = 600
-_MAX_TASKS = 10_000  # that it remembers, each a few KiB; what is older is in the ledger
+_MAX_TASKS = 10_000  # in memory, a few KiB each; older tasks are in the ledger
 _PASSWORD = "flower_password"
 
 
@@ -19,24 +19,24 @@ def configuration_file(settings: Settings) -> Path:
 
 
 def url(settings: Settings) -> str:
-    """Where a browser finds it."""
+    """Returns Flower's URL for a browser."""
     return f"http://{settings.bind}:{settings.flower_port}"
 
 
 def password_file(settings: Settings) -> Path | None:
-    """Where the password is kept that we made; None: a setting gives it."""
+    """Returns the file of the generated password; None: the password comes from a setting."""
     return None if settings.flower_password is not None else run_folder(settings) / _PASSWORD
 
 
 def password(settings: Settings) -> str:
-    """The password of `settings.flower_user`; made once and kept in `home`/run when no setting gives it."""
+    """Returns the password of `settings.flower_user`; without a setting, generates one once in `home`/run."""
     if settings.flower_password is not None:
         return settings.flower_password.get_secret_value()
     return keep_once(run_folder(settings) / _PASSWORD, secrets.token_urlsafe(18))
 
 
 def prepare(settings: Settings) -> None:
-    """Write the configuration that Flower reads at its start."""
+    """Writes the configuration that Flower reads at its start."""
     options = {
         "address": settings.bind,
         "port": settings.flower_port,

@@ -1,7 +1,7 @@
-"""Runs Flower on this installation's Celery application, with two changes to it.
+"""Runs Flower on this installation's Celery application, with two changes.
 
-Its page of Prometheus metrics asks for the password like every other page, and its broker page lists the queues of both
-modes also while only some workers answer.
+The page of Prometheus metrics requires the password, as every other page does. The broker page lists the queues of both
+modes even while only some workers answer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from app.celery_app import MODE_QUEUES
 
 
 def adapt() -> None:
-    """Change Flower's handlers in this process."""
-    answered = BaseHandler.get_active_queue_names
+    """Changes Flower's handlers in this process."""
+    original = BaseHandler.get_active_queue_names
 
     def names(handler: BaseHandler) -> list[str]:
-        return sorted({*answered(handler), *MODE_QUEUES})
+        return sorted({*original(handler), *MODE_QUEUES})
 
     BaseHandler.get_active_queue_names = names
     Metrics.get = authenticated(Metrics.get)

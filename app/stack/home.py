@@ -1,4 +1,4 @@
-"""The folders of an installation, their permissions, and the environment of its processes."""
+"""Manages the folders of an installation, their permissions, and the environment of its processes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from app.settings import PREFIX, Settings
 from app.settings_checks import keep_once, name_file, name_of
 
 MARKER = "STACK_OF_MEGAFLOW"
-"""Variable that every process of a stack inherits; its value is the home. Not of our prefix: it is no setting."""
+"""Variable that every process of a stack inherits; its value is the home. It is no setting, so it lacks our prefix."""
 
 SOCKET_PATH_BYTES = 107
 """The longest path of a Unix socket on Linux (`sun_path` is 108 bytes with its terminating zero)."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9/._+@~,=-]+")
-"""It stands in URLs, in supervisord's configuration and on command lines, each with signs of its own."""
+"""Characters allowed in the home's path: URLs, supervisord.conf and command lines each treat others specially."""
 
 
 def run_folder(settings: Settings) -> Path:
-    """Sockets, pid files and generated configuration: what may be deleted while nothing runs."""
+    """Returns the folder of sockets, pid files and generated configuration. It may be deleted while nothing runs."""
     return settings.home / "run"
 
 
@@ -36,13 +36,13 @@ def logs_folder(settings: Settings) -> Path:
 
 
 def prepare(settings: Settings) -> None:
-    """Make the folders of `settings.home`, closed to other users, and keep its name. What holds files stays as it is.
+    """Creates the folders of `settings.home`, closed to other users, and its name file. Folders with files stay as is.
 
-    As root, `home` and `home`/run may be traversed (not listed) by others, because the embedded PostgreSQL runs as a
-    user of its own.
+    As root, `home` and `home`/run may be traversed (not listed) by others, because the embedded PostgreSQL runs as
+    its own user.
 
-    Raises: SettingsInvalid: the home is a path that a URL, supervisord's configuration or a Unix socket cannot name,
-        or it cannot be made or written to.
+    Raises: SettingsInvalid: the home's path does not fit in a URL, supervisord's configuration or a Unix socket, or the
+        home cannot be created or written to.
     """
     _refuse_unusable(settings.home)
     passable = 0o711 if os.geteuid() == 0 else 0o700
@@ -90,9 +90,9 @@ def passable_by_others(path: Path) -> bool:
 
 @contextmanager
 def exclusively(settings: Settings) -> Iterator[None]:
-    """Hold the installation: one `up` or `down` at a time.
+    """Locks the installation for the block: one `up` or `down` at a time.
 
-    Raises: StackNotRunning: another one is at it.
+    Raises: StackNotRunning: another `up` or `down` holds the lock.
     """
     with (run_folder(settings) / "lock").open("w") as handle:
         try:
@@ -105,9 +105,9 @@ def exclusively(settings: Settings) -> Iterator[None]:
 
 
 def process_environment(settings: Settings, *, keys: bool = False) -> dict[str, str]:
-    """What a process of the stack gets: this process's environment with our variables replaced.
+    """Returns the environment for a process of the stack: this process's, with our variables replaced.
 
-    keys: with those of model providers, which only the gateway gets.
+    keys: include the keys of model providers, which only the gateway gets.
     """
     known = os.environ if keys else without_keys(os.environ, {settings.model_api_key_env})
     foreign = {name: value for name, value in known.items() if not name.startswith(PREFIX)}
@@ -115,7 +115,7 @@ def process_environment(settings: Settings, *, keys: bool = False) -> dict[str, 
 
 
 def tail(path: Path, *, lines: int = 12, offset: int = 0) -> str:
-    """The last lines of a log from byte `offset` on; empty when there is none."""
+    """Returns the last lines of a log from byte `offset` on; empty when there is no log."""
     try:
         with path.open("rb") as handle:
             handle.seek(max(offset, path.stat().st_size - 64_000))

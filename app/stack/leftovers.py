@@ -1,4 +1,4 @@
-"""Finds what an ended stack left: processes, and labelled containers of the engine."""
+"""Finds and removes what an ended stack left: processes, and labelled objects in the engine."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from app.stack.processes import end as end_all
 log = structlog.get_logger(__name__)
 
 LABEL = "megaflow"
-"""Label on everything of MegaFlow in the engine; its value is the installation."""
+"""Label of all MegaFlow objects in the engine; its value is the installation."""
 _PATIENCE_S = 10.0
 _AT_ONCE = 8
 
 
 @dataclass(frozen=True)
 class Removed:
-    """How many of each kind were removed from the engine."""
+    """Numbers of objects removed from the engine."""
 
     containers: int = 0
     networks: int = 0
     volumes: int = 0
-    stuck: tuple[str, ...] = ()  # names of networks that the engine does not let go
-    others: int = 0  # instances whose things stay, since they may be another host's
+    stuck: tuple[str, ...] = ()  # names of networks that the engine does not remove
+    others: int = 0  # instances whose objects stay: they may be another host's
 
     @property
     def anything(self) -> bool:
@@ -51,14 +51,14 @@ class Removed:
 
 
 def end_processes(settings: Settings, *, sparing: Collection[int] = ()) -> list[str]:
-    """End every process of this installation but the caller, its ancestors and `sparing`; returns what was ended.
+    """Ends all processes of this installation except the caller, its ancestors and `sparing`; returns descriptions.
 
-    SIGTERM first, SIGKILL after ten seconds; the servers last, so that no client sees them go, and by SIGINT:
+    SIGTERM first, SIGKILL after ten seconds. The servers end last, after their clients, and by SIGINT:
     both then save and stop without waiting for clients.
     """
-    found = [process for process in processes(settings) if process.pid not in sparing]
-    servers = [process for process in found if _is_server(process, settings)]
-    others = [process for process in found if process not in servers]
+    running = [process for process in processes(settings) if process.pid not in sparing]
+    servers = [process for process in running if _is_server(process, settings)]
+    others = [process for process in running if process not in servers]
     names = [_describe(process) for process in (*others, *servers)]
     end_all(others, signal.SIGTERM, _PATIENCE_S)
     end_all(servers, signal.SIGINT, _PATIENCE_S)
@@ -66,7 +66,7 @@ def end_processes(settings: Settings, *, sparing: Collection[int] = ()) -> list[
 
 
 def processes(settings: Settings) -> list[psutil.Process]:
-    """The processes of this installation, without the caller and its ancestors."""
+    """Returns the processes of this installation, without the caller and its ancestors."""
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     return [process for process in psutil.process_iter() if process.pid not in own and _is_ours(process, settings)]
 
@@ -74,10 +74,10 @@ def processes(settings: Settings) -> list[psutil.Process]:
 def remove_from_engine(
     settings: Settings, sparing: Collection[str] = (), *, only: Collection[str] | None = None
 ) -> Removed:
-    """Remove all containers, networks and volumes with this installation's label, and the packet rules of its networks.
+    """Removes all containers, networks and volumes with this installation's label, and its networks' packet rules.
 
-    sparing: instances on other hosts. What they have here stays, and with it what belongs to no instance at all.
-    only: instances of this host, where others may share the engine and are not known: all else stays.
+    sparing: instances on other hosts. Their objects stay, and also objects that belong to no instance.
+    only: instances of this host, where unknown other hosts may share the engine: all other objects stay.
     Does nothing when no engine answers.
     """
     chosen = {"label": f"{LABEL}={settings.installation}"}
@@ -88,21 +88,21 @@ def remove_from_engine(
             def remove_all(ids: Iterable[str], remove: Callable[[str], object]) -> int:
                 return sum(threads.map(lambda one: _remove(remove, one), list(ids)))
 
-            found = api.containers(all=True, filters=chosen)
-            networks, kept = api.networks(filters=chosen), api.volumes(filters=chosen)["Volumes"] or ()
-            standing = {_instance(one) for one in (*found, *networks, *kept)}
-            others = (standing - set(only) if only is not None else standing & set(sparing)) - {""}
-            shared = bool(others)  # it is other hosts', too
+            container_list = api.containers(all=True, filters=chosen)
+            networks, volume_list = api.networks(filters=chosen), api.volumes(filters=chosen)["Volumes"] or ()
+            owners = {_instance(one) for one in (*container_list, *networks, *volume_list)}
+            others = (owners - set(only) if only is not None else owners & set(sparing)) - {""}
+            shared = bool(others)  # other hosts use this engine, too
 
             def ours(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                 return [one for one in things if not shared or _instance(one) not in {"", *others}]
 
             containers = remove_all(
-                (one["Id"] for one in ours(found)), lambda one: api.remove_container(one, v=True, force=True)
+                (one["Id"] for one in ours(container_list)), lambda one: api.remove_container(one, v=True, force=True)
             )
             names = [str(one["Name"]) for one in ours(networks)]
             stuck = tuple(name for name in names if not _remove_network(api.remove_network, name))
-            volumes = [one["Name"] for one in ours(kept)]
+            volumes = [one["Name"] for one in ours(volume_list)]
             removed = Removed(
                 containers=containers,
                 networks=len(names) - len(stuck),
@@ -122,11 +122,14 @@ def _instance(thing: dict[str, Any]) -> str:
 
 
 def end_environments(settings: Settings) -> int:
-    """End every environment of this installation that no engine knows of; how many."""
+    """Ends all environments of this installation that run without an engine; returns their number."""
     home = settings.home.resolve()
     ended = 0
     for one in list(Records(home).all()):
-        if one.installation in (settings.installation, ""):  # without labels: its maker was killed in the making
+        if one.installation in (
+            settings.installation,
+            "",
+        ):  # without labels: its creator was killed during the creation
             try:
                 end(home, one.id)
                 ended += 1
@@ -136,9 +139,9 @@ def end_environments(settings: Settings) -> int:
 
 
 def end_instances(settings: Settings) -> int:
-    """End what the settings' providers beyond this host (a cluster, a cloud) have of this installation; how many.
+    """Ends this installation's instances at the settings' remote providers (cluster, cloud); returns their number.
 
-    Raises: MegaFlowError: one of them cannot be reached; its instances end themselves when no ledger answers.
+    Raises: MegaFlowError: a provider cannot be reached; its instances end themselves when no ledger answers.
     """
     count = 0
     for name in {settings.ephemeral_provider, settings.persistent_provider} - {"process", "docker", "simulated"}:
@@ -150,7 +153,7 @@ def end_instances(settings: Settings) -> int:
 
 
 def strangers_in_engine(settings: Settings) -> int:
-    """Running containers that are not this installation's: a reason to leave the engine alone."""
+    """Returns the number of running containers of others: if there are any, the engine must not be stopped."""
     try:
         with connected(settings) as client:
             running = client.api.containers()
@@ -159,22 +162,19 @@ def strangers_in_engine(settings: Settings) -> int:
     return sum(one.get("Labels", {}).get(LABEL) != settings.installation for one in running)
 
 
-# --- Whose is it? --------------------------------------------------------------------------------------------------
-
-
 def _is_ours(process: psutil.Process, settings: Settings) -> bool:
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
         return _is_server(process, settings) or _lives_in(process, settings.home) or _carries(process, settings.home)
     except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False  # gone, or another user's
+        return False  # ended, or another user's
 
 
 def _carries(process: psutil.Process, home: Path) -> bool:
-    """Started by our stack, or one of our programs started by hand on this home.
+    """Whether our stack started it, or it is one of our programs started by hand on this home.
 
-    Not everything with MEGAFLOW_HOME in its environment: a user who exports it has an editor and a shell, too.
+    MEGAFLOW_HOME in the environment is not enough: a user who exports it also has it in an editor and a shell.
     """
     environment = process.environ()
     if environment.get(MARKER) == str(home):
@@ -185,13 +185,13 @@ def _carries(process: psutil.Process, home: Path) -> bool:
 
 
 def _lives_in(process: psutil.Process, home: Path) -> bool:
-    """Its program is a file of the home, as an agent framework's interpreter is."""
+    """Whether its program is a file in the home, such as an agent framework's interpreter."""
     program = (process.cmdline() or [""])[0]
     return Path(program).is_relative_to(home)
 
 
 def _is_server(process: psutil.Process, settings: Settings) -> bool:
-    # Both write their titles over their environment; where they stand, which is in their data, tells whose they are.
+    # Both overwrite their environment with their process title; the working folder, their data, identifies the owner.
     data = {"postgres": postgres.data_folder(settings), "redis-server": redis.data_folder(settings)}
     try:
         return process.name() in data and Path(process.cwd()) == data[process.name()].resolve()
@@ -206,11 +206,8 @@ def _describe(process: psutil.Process) -> str:
         return str(process.pid)
 
 
-# --- End it --------------------------------------------------------------------------------------------------------
-
-
 def _remove_network(remove: Callable[[str], object], name: str) -> bool:
-    """False: after some seconds the engine still counts a container in it. Older engines keep one that was removed."""
+    """Returns False when the engine still counts a container in it after 10 s: older engines count removed ones."""
     give_up = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -229,7 +226,7 @@ def _remove(remove: Callable[[str], object], one: str) -> bool:
     try:
         remove(one)
     except APIError as error:
-        if error.status_code not in (404, 409):  # gone, or being removed by another process
+        if error.status_code not in (404, 409):  # removed already, or just being removed by another process
             raise
         return False
     return True

@@ -42,29 +42,29 @@ Table = Callable[[Settings], tuple[Program, ...]]
 
 @dataclass(frozen=True)
 class StackReport:
-    """What `up` found and did."""
+    """Result of `up`."""
 
     engine: EngineReport
     programs: tuple[str, ...]
-    """Everything that runs now."""
+    """All programs that run now."""
     started: tuple[str, ...]
-    """Of these, what was started just now; none: the stack was running."""
+    """Programs started by this call; empty: the stack was running."""
     took_s: float
     restart_needed: bool = False
-    """The stack runs with other settings than these."""
+    """Whether the running stack has other settings than these."""
 
 
 @dataclass(frozen=True)
 class DownReport:
-    """What `down` ended and removed."""
+    """Result of `down`: what it ended and removed."""
 
     programs: tuple[str, ...] = ()
     stragglers: tuple[str, ...] = ()
-    """MegaFlow's processes that were no longer under supervisord: `pid name`."""
+    """MegaFlow's processes that no longer ran under supervisord: `pid name`."""
     removed: Removed = field(default_factory=Removed)
     engine_stopped: bool = False
     engine_kept_for: int = 0
-    """Running containers of others, because of which an engine that we started was left running."""
+    """Number of others' running containers; because of them, the engine that we started was left running."""
 
 
 def up(
@@ -76,43 +76,43 @@ def up(
     dockerd: Dockerd = DOCKERD,
     table: Table = programs,
 ) -> StackReport:
-    """Bring the stack up, or complete the one that runs; safe to repeat.
+    """Starts the stack, or starts missing programs of a running one; safe to repeat.
 
-    Without an engine the stack comes up all the same: see `StackReport.engine`.  `base` also makes the base image.
-    Where the stack runs with other settings, or without a program of `table`, nothing is started: `restart_needed`.
+    The stack also starts without an engine: see `StackReport.engine`. `base`: also build the base image. If the running
+    stack has other settings or lacks a program of `table`, nothing is started and `restart_needed` is set.
 
     Raises: SettingsInvalid, InstallationFailed, DatabaseUnavailable, BrokerUnavailable: with the fix in the message.
-        StackNotRunning: another `up` or `down` holds this home.
+        StackNotRunning: another `up` or `down` holds this home's lock.
     """
-    begun = time.monotonic()
+    started_at = time.monotonic()
     prepare(settings)
     with exclusively(settings):
         container_engine = _ensure_engine(settings, report, may_install=may_install, base=base, dockerd=dockerd)
-        wanted = table(settings)
+        selected = table(settings)
         with _stopped_on_failure(settings, report, table, container_engine):
             if not supervisor.is_running(settings):
                 _start_supervisor(settings, report, table)
-                wanted = table(settings)  # preparing the servers decides where their data is
-            differs = _fingerprint_file(settings).read_text() != _fingerprint(settings, wanted)
-            started = [] if differs else _start_missing(settings, wanted, report)
+                selected = table(settings)  # again: preparing the servers decides where their data is
+            differs = _fingerprint_file(settings).read_text() != _fingerprint(settings, selected)
+            started = [] if differs else _start_missing(settings, selected, report)
         if not started and not differs:
             report(f"the stack in {settings.home} is running already")
         return StackReport(
             engine=container_engine,
-            programs=tuple(program.name for program in wanted),
+            programs=tuple(program.name for program in selected),
             started=tuple(started),
-            took_s=time.monotonic() - begun,
+            took_s=time.monotonic() - started_at,
             restart_needed=differs,
         )
 
 
 def down(settings: Settings, report: Report, *, purge: bool = False, table: Table = programs) -> DownReport:
-    """End the stack and leave nothing of it but its data; safe to repeat, and after a crash.
+    """Ends the stack and removes all of it except its data; safe to repeat, and after a crash.
 
-    `purge` deletes the data as well: the embedded servers', the artifacts, the logs, what attempts left. What was
-    installed (`tools`) and made by hand (`recordings`) stays, and is named.
+    `purge` also deletes the data: the embedded servers', artifacts, logs, and files left by attempts. Installed
+    programs (`tools`) and files made by hand (`recordings`) stay and are listed in the report.
 
-    Raises: StackNotRunning: another `up` or `down` holds this home.
+    Raises: StackNotRunning: another `up` or `down` holds this home's lock.
     """
     prepare(settings)
     with exclusively(settings):
@@ -137,20 +137,17 @@ def down(settings: Settings, report: Report, *, purge: bool = False, table: Tabl
         engine_stopped, strangers = _stop_engine(settings, report)
         if purge:  # under the lock: no other `up` starts servers on this data meanwhile
             _purge(settings)
-            kept = ", ".join(sorted(path.name for path in settings.home.iterdir() if path != run_folder(settings)))
-            stays = f"; {kept} stays: installed programs, and files made by hand, cost time to make again"
-            report(f"deleted the data in {settings.home}{stays if kept else ''}")
+            remaining = ", ".join(sorted(path.name for path in settings.home.iterdir() if path != run_folder(settings)))
+            note = f"; {remaining} stays: installed programs, and files made by hand, cost time to make again"
+            report(f"deleted the data in {settings.home}{note if remaining else ''}")
     return DownReport(tuple(stopped), tuple(stragglers), removed, engine_stopped, strangers)
-
-
-# --- Up ------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _stopped_on_failure(
     settings: Settings, report: Report, table: Table, container_engine: EngineReport
 ) -> Iterator[None]:
-    """For the block, which starts programs: when it fails, stop what this `up` started."""
+    """Stops the programs started in the block when the block fails, and the engine if this `up` started it."""
     was_running = supervisor.is_running(settings)
     try:
         yield
@@ -166,9 +163,9 @@ def _stopped_on_failure(
 def _ensure_engine(
     settings: Settings, report: Report, *, may_install: bool, base: bool, dockerd: Dockerd
 ) -> EngineReport:
-    found = engine.ensure_engine(settings, may_install=may_install, dockerd=dockerd, report=report)
-    if not found.available:
-        report(f"no Docker engine: {found.why}; try: {found.fix}")
+    engine_report = engine.ensure_engine(settings, may_install=may_install, dockerd=dockerd, report=report)
+    if not engine_report.available:
+        report(f"no Docker engine: {engine_report.why}; try: {engine_report.fix}")
     elif base:
         try:
             base_image.ensure_base_image(settings, report=report)
@@ -176,11 +173,11 @@ def _ensure_engine(
             # Datasets that bring their own images need no base.
             report(f"no base image: {error}")
     tools.ensure_tools(settings, may_install=may_install, report=report)
-    return found
+    return engine_report
 
 
 def _start_supervisor(settings: Settings, report: Report, table: Table) -> None:
-    # A stack whose supervisord was killed left its servers behind; they hold the data.
+    # A killed supervisord leaves its servers running; they still use the data.
     if orphans := leftovers.end_processes(settings):
         report(f"ended {len(orphans)} processes of a stack that had crashed")
     if not settings.joined:
@@ -190,9 +187,11 @@ def _start_supervisor(settings: Settings, report: Report, table: Table) -> None:
         postgres.prepare(settings)
     if settings.embeds_redis:
         redis.prepare(settings)
-    wanted = table(settings)
-    _fingerprint_file(settings).write_text(_fingerprint(settings, wanted))  # first: a stack that runs has one
-    supervisor.start(settings, wanted)
+    selected = table(settings)
+    _fingerprint_file(settings).write_text(
+        _fingerprint(settings, selected)
+    )  # before the start: a running stack always has one
+    supervisor.start(settings, selected)
 
 
 def _start_missing(settings: Settings, wanted: tuple[Program, ...], report: Report) -> list[str]:
@@ -213,23 +212,23 @@ def _start_missing(settings: Settings, wanted: tuple[Program, ...], report: Repo
 
 
 def _wait_for_dispatcher(settings: Settings, report: Report) -> None:
-    """Wait until a control worker dispatches, while its process lives: a busy machine may take minutes.
+    """Waits until a control worker dispatches, while its process lives: a busy machine may need minutes.
 
-    Raises: InstallationFailed: the process ended, with the end of its log; or it does nothing for a quarter of an hour.
+    Raises: InstallationFailed: the process ended (with the end of its log), or it did not dispatch within 15 minutes.
     """
-    begun = told = time.monotonic()
+    started_at = reported_at = time.monotonic()
     database = Database(settings.database(), pooled=False)
     while not dispatcher_leads(database):
         (state,) = (state for state in supervisor.states(settings) if state.name == "control")
-        waited_s = time.monotonic() - begun
+        waited_s = time.monotonic() - started_at
         if state.has_ended or waited_s > _DISPATCHER_MOST_S:
             log_file = logs_folder(settings) / "control.log"
             raise InstallationFailed(
                 f"the control worker does not dispatch after {waited_s:.0f} s; it is {state.state}"
                 f" ({state.description}). The end of {log_file}:\n{tail(log_file)}"
             )
-        if time.monotonic() - told > _REPORT_EVERY_S:
-            told = time.monotonic()
+        if time.monotonic() - reported_at > _REPORT_EVERY_S:
+            reported_at = time.monotonic()
             report(f"waiting for the control worker to dispatch: {waited_s:.0f} s, it is {state.state}")
         time.sleep(0.1)
 
@@ -251,19 +250,16 @@ def _fingerprint(settings: Settings, wanted: tuple[Program, ...]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# --- Down ----------------------------------------------------------------------------------------------------------
-
-
 def _stop_supervised(settings: Settings, report: Report, table: Table) -> tuple[list[str], list[str]]:
     if not supervisor.is_running(settings):
         report(f"no stack runs in {settings.home}")
         _end_elsewhere(settings, report)
         return [], []
     known = {state.name for state in supervisor.states(settings)}
-    wanted = table(settings)
-    running = [program for program in wanted if program.name in known]
-    # What other settings started, such as more gateways: it may need the servers for its last words.
-    others = sorted(known - {program.name for program in wanted})
+    selected = table(settings)
+    running = [program for program in selected if program.name in known]
+    # Programs started with other settings, such as more gateways: they may still need the servers while they end.
+    others = sorted(known - {program.name for program in selected})
     running += [Program(name, StartStage.MODELS, (), stop_wait_s=_OTHERS_STOP_S) for name in others]
     stopped: list[str] = []
     stragglers: list[str] = []
@@ -273,7 +269,7 @@ def _stop_supervised(settings: Settings, report: Report, table: Table) -> tuple[
             report(f"stopped {', '.join(names)}")
         stopped += names
         if stage is StartStage.HOSTS:
-            # Before the servers go: instances that outlived the launcher would take their going for a fault.
+            # Before the servers stop: instances that outlived the launcher would treat it as a fault.
             _end_elsewhere(settings, report)
             stragglers = leftovers.end_processes(settings, sparing=supervisor.family(settings))
     supervisor.shutdown(settings)
@@ -281,7 +277,7 @@ def _stop_supervised(settings: Settings, report: Report, table: Table) -> tuple[
 
 
 def _remove_from_engine(settings: Settings) -> leftovers.Removed:
-    """Spares what instances on other hosts have there: they may share a joined host's engine."""
+    """Removes this stack's objects from the engine, except those of other hosts, which may share the engine."""
     if not settings.joined:
         return leftovers.remove_from_engine(settings)
     try:
@@ -319,6 +315,6 @@ def _purge(settings: Settings) -> None:
     for path in run_folder(settings).iterdir():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
-        elif path.name != "lock":  # it is held
+        elif path.name != "lock":  # we hold this lock
             path.unlink(missing_ok=True)
     name_file(settings.home).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Installs Debian's packages."""
+"""Installs Debian packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATIENCE_S = 900.0
 
 
 def install(packages: Sequence[str], log: Path) -> bool:
-    """Whether all of them are installed now; where they are not found, after a look at what there is."""
+    """Installs packages, if needed after updating apt's index; returns whether all are installed."""
     if _apt(["install", *packages], log):
         return True
     _apt(["update"], log)
@@ -24,7 +24,7 @@ def install(packages: Sequence[str], log: Path) -> bool:
 def _apt(words: list[str], log: Path) -> bool:
     command = ["apt-get", words[0], "-y", "--no-install-recommends", *words[1:]]
     with log.open("ab") as output, suppress(subprocess.TimeoutExpired):
-        done = subprocess.run(  # noqa: S603 (constants of this package)
+        result = subprocess.run(  # noqa: S603 (constants of this package)
             command,
             env=without_keys(os.environ) | {"DEBIAN_FRONTEND": "noninteractive"},
             stdin=subprocess.DEVNULL,
@@ -32,5 +32,5 @@ def _apt(words: list[str], log: Path) -> bool:
             stderr=subprocess.STDOUT,
             timeout=_PATIENCE_S,
         )
-        return done.returncode == 0
+        return result.returncode == 0
     return False

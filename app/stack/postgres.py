@@ -1,11 +1,11 @@
-"""The embedded PostgreSQL: on a Unix socket, without TCP; its data outlives `down`.
+"""Runs the embedded PostgreSQL: on a Unix socket, without TCP; its data outlives `down`.
 
-PostgreSQL refuses to run as root. For root it therefore runs as the system user `megaflow-postgres`, which is made
-when missing. That user must reach its data: where a folder above `home` is closed to others (`/root` is), data, socket
-and a copy of the binaries live in `/var/lib/megaflow-<hash of home>` and `home` holds links to them. The wheel's own
-answer, opening every folder above to everybody, is not taken.
+PostgreSQL refuses to run as root. For root it therefore runs as the system user `megaflow-postgres`, which is created
+when missing. That user must reach its data. Where a folder above `home` is closed to others (as `/root` is), data,
+socket and a copy of the binaries live in `/var/lib/megaflow-<hash of home>`, and `home` holds links to them. The
+wheel's own solution, opening every parent folder to all users, is not used.
 
-Who may connect is decided by the socket's folder alone (mode 0700): root and the owner.
+Access is controlled only by the socket's folder (mode 0700): root and the owner may connect.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _MAX_BUFFERS_BYTES = 512 << 20
 
 
 def owner() -> str | None:
-    """The user that the server runs as; None: the user that we are."""
+    """Returns the user that the server runs as; None: the current user."""
     return OWNER if os.geteuid() == 0 else None
 
 
 def data_folder(settings: Settings) -> Path:
-    """Where the data really is, once `prepare` has run."""
+    """Returns the real path of the data folder (links resolved). Call after `prepare`."""
     return (settings.home / "postgres").resolve()
 
 
 def prepare(settings: Settings) -> None:
-    """Make user, folders and an empty cluster where they are missing; safe to repeat.
+    """Creates user, folders and an empty cluster where they are missing; safe to repeat.
 
-    Raises: InstallationFailed: the wheel is missing, or the user, the folders or the cluster cannot be made.
+    Raises: InstallationFailed: the wheel is missing, or the user, the folders or the cluster cannot be created.
     """
     if owner() is not None:
         _ensure_owner()
@@ -62,7 +62,7 @@ def prepare(settings: Settings) -> None:
 
 
 def command(settings: Settings) -> tuple[str, ...]:
-    """The server in the foreground, to be run as `owner()`; SIGINT stops it at once, cleanly."""
+    """Returns the server's command line (foreground), to be run as `owner()`. SIGINT stops it at once, cleanly."""
     options = {
         "listen_addresses": "",
         "unix_socket_directories": str(settings.postgres_socket_dir.resolve()),
@@ -79,7 +79,7 @@ def command(settings: Settings) -> tuple[str, ...]:
 
 
 def wait_until_ready(settings: Settings, *, timeout_s: float = 120.0) -> None:
-    """Return when the server takes connections and has the database `megaflow`.
+    """Waits until the server takes connections and has the database `megaflow`.
 
     Raises: DatabaseUnavailable: it did not within `timeout_s`.
     """
@@ -99,7 +99,7 @@ def wait_until_ready(settings: Settings, *, timeout_s: float = 120.0) -> None:
 
 
 def purge(settings: Settings) -> None:
-    """Delete the cluster and all that it brought. The server must have stopped."""
+    """Deletes the cluster and everything created with it. The server must have stopped."""
     base = _base(settings)
     for link in (settings.home / "postgres", settings.postgres_socket_dir):
         if link.is_symlink():
@@ -112,11 +112,8 @@ def purge(settings: Settings) -> None:
         shutil.rmtree(copy, ignore_errors=True)
 
 
-# --- Where it lives ------------------------------------------------------------------------------------------------
-
-
 def _base(settings: Settings) -> Path:
-    """The folder that holds the server's data. Where there is a cluster already, its place is kept."""
+    """Returns the folder that holds the server's data. An existing cluster stays where it is."""
     if (settings.home / "postgres").exists():
         return data_folder(settings).parent
     if owner() is None or passable_by_others(settings.home):
@@ -128,7 +125,7 @@ def _base(settings: Settings) -> Path:
 
 
 def _make_folder(sheltered: Path, wanted: Path) -> None:
-    """Make `wanted` a folder of the server's owner: itself, or outside its home a link to `sheltered`."""
+    """Creates the folder `wanted` for the server's owner; outside its home, `wanted` is a link to `sheltered`."""
     at_home = sheltered.parent in wanted.parents
     folder = wanted if at_home else sheltered
     if not at_home and wanted.is_dir() and not wanted.is_symlink():
@@ -154,7 +151,7 @@ def _ensure_owner() -> None:
 
 
 def _binaries(base: Path) -> Path:
-    """The folder of the server's programs: the wheel's, or a copy in `base` where the owner cannot reach the wheel."""
+    """Returns the folder of the server's programs: the wheel's, or a copy in `base` if the owner cannot reach it."""
     if (spec := importlib.util.find_spec(_PACKAGE)) is None or spec.origin is None:
         raise InstallationFailed(
             f"the embedded PostgreSQL needs the package {WHEEL}, which is not installed; "
@@ -167,7 +164,7 @@ def _binaries(base: Path) -> Path:
 
 
 def _copy_binaries(wheel: Path, copy: Path) -> Path:
-    # The programs find their libraries and their share folder relative to themselves: the wheel's layout is kept.
+    # The programs find their libraries and their share folder relative to themselves: keep the wheel's layout.
     if not copy.exists():
         unfinished = copy.with_name(copy.name + ".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -183,17 +180,14 @@ def _copy_binaries(wheel: Path, copy: Path) -> Path:
 def _open_to_others(tree: Path) -> None:
     for path in (tree, *tree.rglob("*")):
         if not path.is_symlink():
-            # Whatever the installer's umask was: readable, and for those programs and folders that we may enter.
+            # Independent of the installer's umask: all files are readable, and programs and folders also executable.
             path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
-
-
-# --- What is in it -------------------------------------------------------------------------------------------------
 
 
 def _make_cluster(settings: Settings, base: Path) -> None:
     data = base / "postgres"
     if not (data / "PG_VERSION").exists():
-        # Renamed when whole: an initdb that was killed must not look like a cluster.
+        # Renamed when complete: the result of a killed initdb must not look like a cluster.
         unfinished = base / "postgres.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(mode=0o700)
@@ -206,7 +200,7 @@ def _make_cluster(settings: Settings, base: Path) -> None:
 
 def _initdb(binaries: Path, data: Path) -> None:
     flags = ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--no-locale"]
-    # PostgreSQL's own UTF-8 rules: the same on every machine, whatever its C library has.
+    # PostgreSQL's built-in UTF-8 rules: the same on every machine, independent of its C library.
     flags += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
     _run(
         [str(binaries / "initdb"), *flags, "-D", str(data)],
@@ -242,6 +236,6 @@ def _shared_buffers_bytes() -> int:
 
 def _ensure_database(maintenance_url: str) -> None:
     with psycopg.connect(maintenance_url, autocommit=True, connect_timeout=5) as connection:
-        found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone()
-        if found is None:
+        row = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone()
+        if row is None:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))

@@ -1,7 +1,7 @@
-"""A temporary stack: servers, control workers, a simulation's host; removed at its end.
+"""Starts a temporary stack: servers, control workers, a host for simulated instances. It is removed at its end.
 
-For capacity planning, benchmarks and breaking things on purpose: every process can be killed, stopped and restarted by
-name, and says what it costs. No supervisor: nothing comes back by itself.
+For capacity planning, benchmarks and fault injection: every process can be killed, stopped and restarted by name, and
+its resource usage can be read. There is no supervisor: a process that ended is not restarted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LIBC = ctypes.CDLL(None)
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """What a process and those below it have used so far; memory that they share is counted once."""
+    """Resources used so far by a process and its descendants. Shared memory is counted once."""
 
     cpu_s: float
     memory_bytes: int
@@ -53,41 +53,41 @@ class ProcessUsage:
 
 
 class PrivateStack:
-    """Its processes, by name: `postgres`, `redis`, `simulation`, `control-1` …, and whatever `start` added."""
+    """Processes of one stack, by name: `postgres`, `redis`, `simulation`, `control-1` …, and those added by `start`."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._programs: dict[str, Program] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        # The kernel's promise to end a child with its parent is about the thread that made it: let that one stay.
+        # PR_SET_PDEATHSIG ends a child when the thread that created it ends: keep that thread alive.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="starter")
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the programs that run."""
+        """Process ids of the running programs, by name."""
         return {name: process.pid for name, process in self._running.items() if process.poll() is None}
 
     def log_file(self, name: str) -> Path:
         return logs_folder(self.settings) / f"{name}.log"
 
     def start(self, program: Program) -> None:
-        """Start a program and wait until it answers, where it is one that answers.
+        """Starts a program and, for the servers and the simulation's host, waits until it answers.
 
-        Raises: InstallationFailed, DatabaseUnavailable, BrokerUnavailable: it did not.
+        Raises: InstallationFailed, DatabaseUnavailable, BrokerUnavailable: it did not answer.
         """
         self.spawn(program)
         self.wait_until_ready(program.name)
 
     def spawn(self, program: Program) -> None:
-        """Start a program and wait for nothing."""
+        """Starts a program without waiting for it."""
         self._starter.submit(self._spawn, program).result()
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        """Send a signal to a program; nothing waits for what comes of it. Raises: UnknownName."""
+        """Sends a signal to a program without waiting for the effect. Raises: UnknownName."""
         self._process(name).send_signal(number)
 
     def stop(self, name: str) -> int:
-        """End a program in good order, by force when it takes too long; its exit code. Raises: UnknownName."""
+        """Ends a program, with SIGKILL after `stop_wait_s`, and returns its exit code. Raises: UnknownName."""
         process = self._process(name)
         below = family(process.pid)
         self._tell_to_stop(name)
@@ -96,29 +96,29 @@ class PrivateStack:
         except subprocess.TimeoutExpired:
             process.kill()
         code = process.wait()
-        for left in wait_for_end(below, 5.0):
-            left.kill()
+        for process_left in wait_for_end(below, 5.0):
+            process_left.kill()
         return code
 
     def restart(self, name: str) -> None:
-        """Stop it, if it runs, and start it again. Raises: as `start`, UnknownName."""
+        """Stops a program, if it runs, and starts it again. Raises: as `start`, UnknownName."""
         self.stop(name)
         self.start(self._programs[name])
 
     def usage(self) -> dict[str, ProcessUsage]:
-        """What each running program has cost since it was started."""
+        """Returns the resources that each running program has used since its start."""
         return {name: _usage(pid) for name, pid in self.pids.items()}
 
     def provider(self) -> SimulatedProvider:
-        """The client of the simulation's host: its counts, and what it shall do from now on."""
+        """Returns a client of the simulation's host: it reads the counts and changes the simulated behaviour."""
         return SimulatedProvider(self.settings)
 
     def close(self) -> None:
-        """End everything, the servers last."""
-        self._starter.submit(lambda: None).result()  # what was being started when we were told to stop is there now
+        """Ends all programs, the servers last."""
+        self._starter.submit(lambda: None).result()  # wait for a start in progress
         for name in list(self._running):
             if self._programs[name].stage is not StartStage.SERVERS:
-                self._tell_to_stop(name)  # together: each takes its time
+                self._tell_to_stop(name)  # all at once: each may take some time to stop
         for name in sorted(self._running, key=lambda name: self._programs[name].stage, reverse=True):
             self.stop(name)
         self._starter.shutdown()
@@ -135,7 +135,7 @@ class PrivateStack:
         return self._running[name]
 
     def _spawn(self, program: Program) -> None:
-        """In the starter's thread, which no signal interrupts: what was started is known."""
+        """Runs in the starter's thread. No signal interrupts it, so every started process is recorded."""
         stop_signal = int(getattr(signal, f"SIG{program.stop_signal}"))
         with self.log_file(program.name).open("ab") as output:
             process = subprocess.Popen(  # noqa: S603 (our own programs)
@@ -155,7 +155,7 @@ class PrivateStack:
         self._running[program.name] = process
 
     def wait_until_ready(self, name: str) -> None:
-        """Until it answers. Raises: as `start`."""
+        """Waits until the program answers. Raises: as `start`."""
         match name:
             case "postgres":
                 postgres.wait_until_ready(self.settings)
@@ -171,7 +171,7 @@ class PrivateStack:
             return False
 
     def wait_for(self, name: str, ready: Callable[[], bool]) -> None:
-        """Until `ready`. Raises: InstallationFailed: the program ended, or it took too long."""
+        """Waits until `ready` returns true. Raises: InstallationFailed: the program ended, or it took too long."""
         give_up = time.monotonic() + _READY_S
         while not ready():
             code = self._process(name).poll()
@@ -189,10 +189,10 @@ def private_stack(
     simulation: Simulation | None = None,
     durable: bool = True,
 ) -> Iterator[PrivateStack]:
-    """A stack with a database, a broker and a home of its own, for the length of the block; nothing of it stays.
+    """Runs a stack with its own database, broker and home for the block, and removes all of it afterwards.
 
-    overrides: settings. simulation: both modes' instances are simulated ones that behave so. durable: False spares
-    PostgreSQL the waiting for the disk.
+    overrides: settings. simulation: instances of both modes are simulated, with this behaviour. durable: with False
+    PostgreSQL does not wait for the disk.
 
     Raises: InstallationFailed, DatabaseUnavailable, BrokerUnavailable: something did not start.
     """
@@ -201,7 +201,7 @@ def private_stack(
         stack = PrivateStack(settings)
         try:
             if simulation is not None:
-                stack.spawn(_simulation(simulation))  # first, because it has the most to import
+                stack.spawn(_simulation(simulation))  # first: its imports take longest
             _start_servers(stack, durable=durable)
             if simulation is not None:
                 stack.wait_until_ready(SIMULATION)
@@ -214,7 +214,7 @@ def private_stack(
 
 @contextmanager
 def _home() -> Iterator[Path]:
-    """A folder with a short path, through which the embedded PostgreSQL's user may pass."""
+    """Creates a temporary folder with a short path that the embedded PostgreSQL's user may traverse."""
     folder = Path(tempfile.mkdtemp(prefix="mf-"))
     folder.chmod(0o711)
     try:
@@ -237,8 +237,8 @@ def _start_servers(stack: PrivateStack, *, durable: bool) -> None:
     settings = stack.settings
     postgres.prepare(settings)
     redis.prepare(settings)
-    careless = () if durable else ("-c", "fsync=off", "-c", "full_page_writes=off")
-    command = (*postgres.command(settings), *careless)
+    not_durable = () if durable else ("-c", "fsync=off", "-c", "full_page_writes=off")
+    command = (*postgres.command(settings), *not_durable)
     stack.start(Program(POSTGRES, StartStage.SERVERS, command, postgres.owner(), "INT", stop_wait_s=30))
     stack.start(Program(REDIS, StartStage.SERVERS, redis.command(settings), stop_wait_s=30))
     schema.migrate(settings.database())
@@ -258,16 +258,13 @@ def _start_control(stack: PrivateStack, count: int) -> None:
         stack.wait_for("control-1", lambda: dispatcher_leads(database))
 
 
-# --- What a process costs -------------------------------------------------------------------------------------------
-
-
 def _usage(pid: int) -> ProcessUsage:
-    found = [used for used in map(_used, family(pid)) if used is not None]
-    return ProcessUsage(sum(cpu for cpu, _ in found), sum(memory for _, memory in found), len(found))
+    usages = [used for used in map(_used, family(pid)) if used is not None]
+    return ProcessUsage(sum(cpu for cpu, _ in usages), sum(memory for _, memory in usages), len(usages))
 
 
 def _used(process: psutil.Process) -> tuple[float, int] | None:
-    """CPU seconds, with those of children that have ended, and the share of memory; None: it is gone."""
+    """Returns CPU seconds, including ended children, and the memory share (PSS); None: the process has ended."""
     try:
         times: Any = process.cpu_times()
         return times.user + times.system + times.children_user + times.children_system, process.memory_full_info().pss

@@ -1,4 +1,4 @@
-"""Tells whether a process has ended (a zombie has), and ends processes."""
+"""Checks whether processes have ended (a zombie counts as ended), and ends processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POLL_S = 0.05
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether it runs no more. A zombie is left to its parent, which on some machines never comes for it."""
+    """Whether it has ended. A zombie is left to its parent, which on some machines never reaps it."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -24,7 +24,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def wait_for_end(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Wait for all to end; returns those that have not after `timeout_s`."""
+    """Waits until all have ended; returns those still alive after `timeout_s`."""
     give_up = time.monotonic() + timeout_s
     while alive := [process for process in processes if not has_ended(process)]:
         if time.monotonic() > give_up:
@@ -34,7 +34,7 @@ def wait_for_end(processes: Iterable[psutil.Process], timeout_s: float) -> list[
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """The process and all below it; none when it is gone."""
+    """Returns the process and all its descendants; empty when it has ended."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -44,7 +44,7 @@ def family(pid: int) -> list[psutil.Process]:
 def end(
     processes: Collection[psutil.Process], number: int, patience_s: float, *, below: Iterable[psutil.Process] = ()
 ) -> None:
-    """Send them a signal, and kill those that live after `patience_s`, also of those `below` them."""
+    """Sends a signal to `processes`, and after `patience_s` kills those still alive, including those in `below`."""
     for process in processes:
         _signal(process, number)
     alive = wait_for_end({*processes, *below}, patience_s)

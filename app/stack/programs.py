@@ -1,4 +1,4 @@
-"""The programs of one machine's stack, as data: change this table to change what `megaflow up` starts."""
+"""Defines the programs of one machine's stack as data: change this table to change what `megaflow up` starts."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ DEMO_SCRIPTS = Path(app.__file__).parent / "datasets" / "demo" / "replay"
 
 
 class StartStage(IntEnum):
-    """Started in this order, each when the one before is ready; stopped in the opposite order."""
+    """Stages of a start: each stage starts when the one before is ready. They stop in the opposite order."""
 
     SERVERS = 0
-    """PostgreSQL and Redis. Migrations run when they are ready."""
+    """PostgreSQL and Redis. Migrations run when both are ready."""
     MODELS = 1
-    """What agents lean on. It outlives them, so that attempts which are told to stop can have their calls on record."""
+    """Services that agents use. They stop after the agents, so that calls of stopping attempts are still recorded."""
     HOSTS = 2
-    """What instances lean on: they die with the launcher."""
+    """Parents of instances: instances end when the launcher ends."""
     WORK = 3
-    """Who gives work out."""
+    """Programs that schedule work, and the web pages."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """One program under supervisord."""
+    """Program that runs under supervisord."""
 
     name: str
     stage: StartStage
@@ -40,20 +40,20 @@ class Program:
     """None: the user of supervisord."""
     stop_signal: str = "TERM"
     stop_wait_s: int = 10
-    """After that, SIGKILL to its whole process group."""
+    """Seconds until SIGKILL is sent to its whole process group."""
     restart: str = "true"
-    """`unexpected`: not when it ended with exit code 0."""
+    """Restart policy of supervisord; `unexpected`: restart except after exit code 0."""
     keys: bool = False
-    """It gets the keys of model providers from the environment of `megaflow up`."""
+    """Whether it gets the keys of model providers from the environment of `megaflow up`."""
 
 
 def programs(settings: Settings) -> tuple[Program, ...]:
-    """What runs under these settings, in the order of starting."""
+    """Returns the programs for these settings, in starting order."""
     if settings.joined:
         return _of_a_host(settings)
     table: list[Program] = []
     if settings.embeds_postgres:
-        # SIGINT is PostgreSQL's fast shutdown: SIGTERM would wait for every client to leave.
+        # SIGINT is PostgreSQL's fast shutdown: SIGTERM would wait for every client to disconnect.
         table.append(
             Program("postgres", StartStage.SERVERS, postgres.command(settings), postgres.owner(), "INT", stop_wait_s=30)
         )
@@ -76,7 +76,7 @@ def programs(settings: Settings) -> tuple[Program, ...]:
 
 
 def _of_a_host(settings: Settings) -> tuple[Program, ...]:
-    """A pool and a grader. Their instances register themselves."""
+    """Returns the programs of a joined host: a pool and a grader. Their instances register themselves."""
     command = (sys.executable, "-m", "megaflow", "worker")
     chosen = ("--class", settings.host_class)
     return (
@@ -86,7 +86,7 @@ def _of_a_host(settings: Settings) -> tuple[Program, ...]:
 
 
 def _beat(settings: Settings) -> tuple[str, ...]:
-    # No pid file: supervisord knows the process, and a stale file would keep beat from starting after a crash.
+    # No pid file: supervisord tracks the process, and a stale file would keep beat from starting after a crash.
     options = ("--pidfile=", f"--schedule={run_folder(settings) / 'beat-schedule'}", f"--loglevel={settings.log_level}")
     return (sys.executable, "-m", "celery", "-A", "app.celery_app", "beat", *options)
 
@@ -100,5 +100,5 @@ def _replay(settings: Settings) -> tuple[str, ...]:
 
 def _gateway(settings: Settings, port: int) -> tuple[str, ...]:
     address = ("--host", settings.bind, "--port", str(port))
-    # Calls get 5 s, then they are cut and put on record, which may take ten more: all of it before it is killed.
+    # Open calls get 5 s; then they are cut off and recorded, up to 10 s more. `stop_wait_s` allows for both.
     return (sys.executable, "-m", "app.model_service.gateway", *address, "--grace", "5")

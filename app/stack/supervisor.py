@@ -1,4 +1,4 @@
-"""Configures, starts and asks supervisord over a Unix socket."""
+"""Configures, starts and controls supervisord over a Unix socket."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _SHUTDOWN_S = 60.0
 _POLL_S = 0.05
 _SETTLED_S = 1  # a program that lives this long counts as started
 _RETRIES = 10
-_TRIED_S = 8.0  # a start is given up when a program has ended again and again for this long
+_TRIED_S = 8.0  # give up a start when the program keeps ending for this long
 _ALREADY_STARTED = 60  # supervisor.xmlrpc.Faults
 _NOT_RUNNING = 70
 
 
 @dataclass(frozen=True)
 class ProgramState:
-    """What supervisord says about one program."""
+    """State of one program, as supervisord reports it."""
 
     name: str
     state: str
@@ -49,7 +49,7 @@ class ProgramState:
     pid: int
     """0 when it has no process."""
     description: str
-    """Its uptime, or why it does not run."""
+    """Uptime, or the reason why the program does not run."""
 
     @property
     def runs(self) -> bool:
@@ -69,17 +69,17 @@ def configuration_file(settings: Settings) -> Path:
 
 
 def configuration(settings: Settings, programs: Iterable[Program]) -> str:
-    """The text of supervisord.conf. It holds no secret: settings reach the programs through the environment.
+    """Returns the text of supervisord.conf. It holds no secret: settings reach the programs through the environment.
 
-    No program starts by itself: `app.stack.lifecycle` keeps the order.
+    No program starts automatically: `app.stack.lifecycle` controls the order.
     """
     return "\n".join([_sections(settings), *(_section(program) for program in programs)])
 
 
 def start(settings: Settings, programs: Sequence[Program]) -> None:
-    """Write the configuration and start supervisord as a daemon. Its programs inherit these settings.
+    """Writes the configuration and starts supervisord as a daemon. Its programs inherit these settings.
 
-    Keys of model providers reach the programs with `Program.keys` alone, over standard input.
+    Keys of model providers are passed over standard input, and reach only programs with `Program.keys`.
 
     Raises: InstallationFailed: it did not come up; the message holds the end of its log.
     """
@@ -88,13 +88,13 @@ def start(settings: Settings, programs: Sequence[Program]) -> None:
     socket_file(settings).unlink(missing_ok=True)
     arguments = [sys.executable, "-m", "app.stack.supervised", "-c", str(configuration_file(settings))]
     keys = provider_keys(os.environ, {settings.model_api_key_env})
-    told = json.dumps({"keys": keys, "programs": [program.name for program in programs if program.keys]})
-    done = subprocess.run(  # noqa: S603 (this interpreter)
-        arguments, env=process_environment(settings), cwd=settings.home, capture_output=True, text=True, input=told
+    payload = json.dumps({"keys": keys, "programs": [program.name for program in programs if program.keys]})
+    result = subprocess.run(  # noqa: S603 (this interpreter)
+        arguments, env=process_environment(settings), cwd=settings.home, capture_output=True, text=True, input=payload
     )
-    if done.returncode != 0 or not _until(lambda: is_running(settings), _START_S):
-        found = done.stderr.strip() or tail(logs_folder(settings) / "supervisord.log")
-        raise InstallationFailed(f"supervisord did not start; it said: {found or 'nothing'}")
+    if result.returncode != 0 or not _until(lambda: is_running(settings), _START_S):
+        output = result.stderr.strip() or tail(logs_folder(settings) / "supervisord.log")
+        raise InstallationFailed(f"supervisord did not start; it said: {output or 'nothing'}")
 
 
 def is_running(settings: Settings) -> bool:
@@ -107,46 +107,46 @@ def is_running(settings: Settings) -> bool:
 
 
 def states(settings: Settings) -> tuple[ProgramState, ...]:
-    """Every program's state.
+    """Returns the state of each program.
 
     Raises: StackNotRunning: supervisord does not answer.
     """
     with _connected(settings) as rpc:
-        found: list[dict[str, Any]] = rpc.getAllProcessInfo()
-    return tuple(ProgramState(one["name"], one["statename"], one["pid"], one["description"]) for one in found)
+        rows: list[dict[str, Any]] = rpc.getAllProcessInfo()
+    return tuple(ProgramState(one["name"], one["statename"], one["pid"], one["description"]) for one in rows)
 
 
 def start_programs(settings: Settings, names: Iterable[str]) -> None:
-    """Ask for these to run, without waiting. One that runs already is left alone."""
+    """Starts these programs without waiting. A running one is left alone."""
     with _connected(settings) as rpc:
         for name in names:
             _tolerating(_ALREADY_STARTED, partial(rpc.startProcess, name, False))
 
 
 def wait_until_running(settings: Settings, names: Iterable[str]) -> None:
-    """Return when all run and have lived for a second.
+    """Waits until all run and have lived for a second.
 
     Raises: InstallationFailed: one did not; the message holds the end of its log.
     """
-    wanted = set(names)
-    ended_at: dict[str, float] = {}  # of those that ended too soon and are being started again
+    expected = set(names)
+    ended_at: dict[str, float] = {}  # of programs that ended too soon and are being restarted
 
     def settled() -> bool:
         now = time.monotonic()
-        found = [state for state in states(settings) if state.name in wanted]
-        for state in found:
+        current = [state for state in states(settings) if state.name in expected]
+        for state in current:
             if state.state == "BACKOFF":
                 ended_at.setdefault(state.name, now)
             elif state.runs:
                 ended_at.pop(state.name, None)
-        given_up = any(state.state == "FATAL" for state in found) or any(
+        given_up = any(state.state == "FATAL" for state in current) or any(
             now - at > _TRIED_S for at in ended_at.values()
         )
-        return given_up or all(state.runs for state in found)
+        return given_up or all(state.runs for state in current)
 
     _until(settled, _RUNNING_S)
     for state in states(settings):
-        if state.name in wanted and not state.runs:
+        if state.name in expected and not state.runs:
             log = logs_folder(settings) / f"{state.name}.log"
             raise InstallationFailed(
                 f"{state.name} does not run: {state.state} ({state.description}). The end of {log}:\n{tail(log)}"
@@ -154,7 +154,7 @@ def wait_until_running(settings: Settings, names: Iterable[str]) -> None:
 
 
 def stop_programs(settings: Settings, programs: Iterable[Program]) -> list[str]:
-    """Stop these together and wait until each is gone; returns the names of those that ran."""
+    """Stops these programs at the same time and waits until each has ended; returns the names of those that ran."""
     table = {program.name: program for program in programs}
     with _connected(settings) as rpc:
         ran = [state.name for state in states(settings) if state.name in table and not state.has_ended]
@@ -166,7 +166,7 @@ def stop_programs(settings: Settings, programs: Iterable[Program]) -> list[str]:
 
 
 def shutdown(settings: Settings) -> None:
-    """End supervisord, with whatever still runs under it, and wait until it is gone."""
+    """Ends supervisord and all programs that still run under it, and waits for its end."""
     with _connected(settings) as rpc:
         own = processes.family(rpc.getPID())[:1]
         rpc.shutdown()
@@ -174,16 +174,13 @@ def shutdown(settings: Settings) -> None:
 
 
 def family(settings: Settings) -> set[int]:
-    """The process ids of supervisord and of everything below it."""
+    """Returns the process ids of supervisord and all its descendants."""
     with _connected(settings) as rpc:
         return {process.pid for process in processes.family(rpc.getPID())}
 
 
-# --- The configuration ---------------------------------------------------------------------------------------------
-
-
 def _sections(settings: Settings) -> str:
-    # Relative to the home, in which supervisord starts: it expands some paths once, some twice.
+    # Paths relative to the home, supervisord's working folder: supervisord expands some paths once, others twice.
     supervisord: dict[str, object] = {
         "logfile": "logs/supervisord.log",
         "logfile_maxbytes": _LOG_BYTES,
@@ -193,7 +190,7 @@ def _sections(settings: Settings) -> str:
         "identifier": f"megaflow-{settings.installation}",
     }
     if os.geteuid() == 0:
-        supervisord["user"] = "root"  # said aloud, or supervisord warns at each start
+        supervisord["user"] = "root"  # explicit, else supervisord warns at each start
     factory = {"supervisor.rpcinterface_factory": "supervisor.rpcinterface:make_main_rpcinterface"}
     return "\n".join(
         [
@@ -214,7 +211,7 @@ def _section(program: Program) -> str:
         "startretries": _RETRIES,
         "stopsignal": program.stop_signal,
         "stopwaitsecs": program.stop_wait_s,
-        # The program itself ends its children in good order; only what outlives its patience is killed as a group.
+        # The program ends its own children in order; the group is killed only after `stopwaitsecs`.
         "stopasgroup": "false",
         "killasgroup": "true",
         "redirect_stderr": "true",
@@ -230,9 +227,6 @@ def _section(program: Program) -> str:
 def _ini(section: str, values: dict[str, Any]) -> str:
     lines = (f"{name}={str(value).replace('%', '%%')}" for name, value in values.items())
     return "\n".join([f"[{section}]", *lines, ""])
-
-
-# --- The wire ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

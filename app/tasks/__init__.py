@@ -1,1 +1,1 @@
-"""The Celery tasks, named noun.verb."""
+"""Celery tasks, named noun.verb."""

@@ -1,4 +1,4 @@
-"""Tasks `attempt.run` and `grading.run`, the only ones that instances take. Their body is the wake-up message."""
+"""Defines the tasks `attempt.run` and `grading.run`, the only ones of instances. Their body is the wake-up message."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from app.workers import context
 _NOT_SCORED = {reason.value for reason, blame in BLAME.items() if blame is Blame.INFRASTRUCTURE}
 _ABOUT_CHARS = 300
 _PATIENCE = {"socket_timeout": 5, "socket_connect_timeout": 5}
-"""Seconds for a connection of publishing's own, other than for a worker's that waits for messages: while a broker is
-silent the dispatcher has better to do, and sends again later."""
+"""Timeouts in seconds of the connection that publishes; a worker's connection, which waits for messages, has others.
+While a broker is silent the dispatcher must not block: it sends again later."""
 
 
 class AttemptNotScored(Exception):
-    """An attempt ended for a reason of the infrastructure. Celery and Flower count it as a failure."""
+    """The attempt ended because of the infrastructure. Celery and Flower count it as a failure."""
 
 
 @shared_task(name="attempt.run", throws=(AttemptNotScored,))
 def run(**message: Any) -> str:
-    """Carry out the attempt that the message names, if it is still to be done; a line for Flower.
+    """Runs the attempt of the message, if it is still to be run; returns a line for Flower.
 
     Raises: AttemptNotScored: with the end reason.
     """
@@ -37,7 +37,7 @@ def run(**message: Any) -> str:
 
 @shared_task(name="grading.run", throws=(AttemptNotScored,))
 def grade(**message: Any) -> str:
-    """Grade the attempt that the message names, if that is still to be done; a line for Flower.
+    """Grades the attempt of the message, if it is still to be graded; returns a line for Flower.
 
     Raises: AttemptNotScored: with the end reason.
     """
@@ -52,11 +52,10 @@ def _ended(ended: str) -> str:
 
 
 def publish(celery: Celery, items: Sequence[QueuedMessage]) -> None:
-    """Put messages into the queues of their mode and class, or a host's own of these, over one connection, many in one
-    round trip.
+    """Puts messages into the queues of their mode and class, or of their host, over one connection, in batches.
 
-    Raises: whatever the transport raises when the broker is away, or has been silent for some seconds; some of the
-        messages may have been sent.
+    Raises: any error of the transport when the broker is unreachable, or silent for some seconds; some messages may
+        have been sent.
     """
     with (
         celery.connection_for_write(transport_options=_PATIENCE) as connection,
@@ -72,7 +71,7 @@ def publish(celery: Celery, items: Sequence[QueuedMessage]) -> None:
                 argsrepr="",
                 kwargsrepr=item.about[:_ABOUT_CHARS],
                 queue=queue,
-                declare=[] if queue in declared else None,  # once is enough, and each time costs a fifth of a message
+                declare=[] if queue in declared else None,  # once is enough: a declaration costs a fifth of a message
                 task_id=f"{item.message.attempt_id}{of}",
                 producer=producer,
                 retry=False,
