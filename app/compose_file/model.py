@@ -346,7 +346,7 @@ _NETWORK_OF_FILE = "name a network of the file under `networks`"
 
 
 class Service(_ComposeSection):
-    """One container of the project. Values that are None are the image's or the task's."""
+    """A container of the project. Values that are None are the image's or the task's."""
 
     section = "service"
 
