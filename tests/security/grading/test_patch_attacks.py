@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import io
+import os
 import textwrap
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from sqlalchemy import text
 
 from app.agents.attacks import ATTACKS as CHEAT_ATTACKS
 from app.agents.attacks import AttackKind
-from app.host.engine import engine_of
+from app.host.engine import Engine, engine_of
 from app.models.outcome import ArtifactKind
 from app.models.spec import (
     AgentTask,
@@ -25,6 +28,7 @@ from app.models.spec import (
     Resources,
     TestsGoal,
 )
+from app.settings import Settings
 from app.workers import grading
 from tests.often import params
 from tests.security.grading.attacks import Range, of_goal
@@ -256,23 +260,29 @@ ATTACKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory, base_image_tag: str) -> str:
-    folder = tmp_path_factory.mktemp("repository")
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory, base_image_tag: str) -> Iterator[str]:
+    """The image of the repository, built once in this process. Processes share no layers, which one could prune."""
+    folder, tag = tmp_path_factory.mktemp("repository"), f"test-attacked:{os.getpid()}"
     (folder / "core.py").write_text(CORE)
     (folder / "setup.cfg").write_text(SETUP)
     (folder / "Dockerfile").write_text(DOCKERFILE.format(base=base_image_tag))
-    return str(folder)
+    engine = engine_of(Settings())
+    build_image(engine, tag, "test-attacked", path=str(folder), nocache=True)
+    yield tag
+    engine.api.remove_image(tag, force=True)
+
+
+def build_image(engine: Engine, tag: str, label: str, **source: Any) -> None:
+    messages = list(engine.api.build(tag=tag, rm=True, labels={"megaflow": label}, decode=True, **source))
+    assert not [line for line in messages if "error" in line], messages
 
 
 @pytest.fixture
 def task(range_of_attacks: Range, repository: str) -> AgentTask:
-    engine, settings = engine_of(range_of_attacks.settings), range_of_attacks.settings
+    settings = range_of_attacks.settings
     tag = f"{settings.installation}/attacked:1"
-    for _ in engine.api.build(
-        path=repository, tag=tag, rm=True, labels={"megaflow": settings.installation}, decode=True
-    ):
-        pass
+    build_image(engine_of(settings), tag, settings.installation, fileobj=io.BytesIO(f"FROM {repository}".encode()))
     return AgentTask(
         name="double",
         description="double(3) must be 6.",
