@@ -25,7 +25,7 @@ class SplitSample:
 
 
 def checked(row: Row) -> Row:
-    """Returns the row. Raises: SampleRefused: no ids, unequal lengths, values not finite, no token of the policy."""
+    """Returns the row. Raises: SampleRefused: no ids, unequal lengths, not finite, no policy token after the first."""
     where = f"attempt {row.get('attempt_id', 'unknown')}"
     ids = row.get("token_ids")
     if not ids:
