@@ -28,7 +28,7 @@ class ProviderSettings(BaseSettings):
     slurm_arguments: str = ""
     """Additional sbatch arguments, in shell syntax; they override our own: `--partition=long --account=lab`."""
     slurm_class_arguments: dict[str, str] = {}
-    """Additional sbatch arguments per resource class, as JSON: `{"gpu": "--partition=gpu", …}`."""
+    """The same per resource class, as JSON; they override `slurm_arguments`: `{"gpu": "--partition=gpu", …}`."""
     slurm_python: Path | None = None
     """Python interpreter with MegaFlow on compute nodes; None: this one, on a shared file system."""
     slurm_home: Path | None = None

@@ -95,8 +95,8 @@ class Settings(ProviderSettings):
     """Maximum simultaneous attempts on one standing instance."""
     host_cpu_most: float = Field(default=0.6, ge=0, le=1)
     """Limit on a host's CPU pressure: the share of time in which some process waits for a CPU. Above it, standing
-    instances take no more attempts beyond two per core (four at least). With less than a tenth of its memory
-    available, they take none at all. 0: the host's pressure is ignored."""
+    instances take fewer attempts, down to two per core (four at least). With less than a tenth of its memory
+    available, down to one. 0: the host's pressure is ignored."""
     pool_rest_s: float = Field(default=60.0, ge=0)
     """Tasks of mode `auto` avoid a persistent pool while most attempts that ended there within this time, of at least
     three tasks, failed for reasons of the infrastructure. 0: they never avoid it."""

@@ -89,7 +89,7 @@ def traits(name: str, known: Mapping[str, Traits]) -> Traits:
 
 
 def check_arguments(name: str, about: Traits, given: Mapping[str, str]) -> None:
-    """Raises: SpecInvalid: a key that the agent does not accept, or a value that the key does not accept."""
+    """Raises: OptionInvalid: a key that the agent does not accept, or a value that the key does not accept."""
     if about.any_argument:
         return
     for key, value in given.items():

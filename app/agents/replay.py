@@ -84,7 +84,7 @@ Action = RecordedCommand | Write | Edit | Insert
 
 
 def recorded_run(model_name: str) -> str:
-    """Returns the run that a task for `replay` names. Raises: SpecInvalid."""
+    """Returns the run that a task for `replay` names. Raises: OptionInvalid: none."""
     run = model_name.removeprefix(PREFIX)
     if run == model_name or not run.strip():
         raise OptionInvalid(

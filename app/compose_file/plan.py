@@ -21,7 +21,7 @@ _MOST_COPIES, _MOST_COPIED_BYTES = 256, 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class CopiedFiles:
-    """Bundle files for one place in a container: as a tar of the container's root, and as a tree or file without it."""
+    """Bundle files for one path in a container: as a tar to extract at the root, and as that path's tree or file."""
 
     target: str
     at_root: bytes

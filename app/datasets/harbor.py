@@ -212,7 +212,7 @@ def _network(asked: TaskEnvironment, ours: Policies, place: FaultPlace) -> Netwo
 
 
 def _refuse_two_networks(asked: TaskEnvironment, mode: str | None, ours: Network, place: FaultPlace) -> None:
-    """Refuses a second network. Ours is only for a value that the format lacks, and must not narrow an open network."""
+    """Refuses ours unless it is `model-only`, which the format lacks, and the format's own settings open no network."""
     if ours is not Network.MODEL_ONLY:
         fix = "write the others as [environment].network_mode and allowed_hosts"
         raise place.fault(f"{KEY}.network", "'model-only'", ours.value, fix)

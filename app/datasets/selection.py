@@ -25,7 +25,7 @@ _LESS: dict[str, Callable[[float, float], bool]] = {"<": operator.lt, "<=": oper
 
 
 def within(bounds: str) -> Callable[[float], bool]:
-    """Returns a check of a pass rate against bounds such as `0<p<1`, `p<=0.5` or `0.2<=p`. Raises: SpecInvalid."""
+    """Returns a check of a pass rate against bounds such as `0<p<1`, `p<=0.5` or `0.2<=p`. Raises: OptionInvalid."""
     match = _BOUND.fullmatch(bounds)
     try:
         low = float(match["low"]) if match and match["low"] else None
@@ -116,8 +116,8 @@ def choose(
 ) -> list[TaskEntry]:
     """Returns the chosen entries, in their order. pass_rates: of the run `selection.pass_rate_from`, by task name.
 
-    Raises: SpecInvalid: a pattern, language or repository that no task has, a condition on a property that the dataset
-        lacks, or nothing is left.
+    Raises: OptionInvalid: a pattern, language or repository that no task has, a condition on a property that the
+        dataset lacks, or nothing is left.
     """
     names = {entry.name for entry in entries}
     chosen = _matching(selection.only, names, dataset) if selection.only else names
@@ -193,7 +193,7 @@ def _created_between(
 
 
 def _matching(patterns: Sequence[str], names: set[str], dataset: str, *, what: str = "task") -> set[str]:
-    """Returns the names that match a pattern (`*`, `?`, `[…]`) or equal it. Raises: SpecInvalid: none matches."""
+    """Returns the names that match a pattern (`*`, `?`, `[…]`) or equal it. Raises: OptionInvalid: none matches."""
     matches: set[str] = set()
     for pattern in patterns:
         fitting = {pattern} & names or {name for name in names if fnmatchcase(name, pattern)}

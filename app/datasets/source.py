@@ -62,7 +62,7 @@ def arguments_of(text: str) -> tuple[str, ...]:
 def parsed(text: str, adapters: Mapping[str, RowAdapter] = ADAPTERS) -> DatasetArgument:
     """Parses an argument. The name of a known dataset overrides a path: write `./NAME` for the path.
 
-    Raises: DatasetInvalid: neither a known name nor an existing path.
+    Raises: DatasetUnknown: neither a known name nor an existing path.
     """
     left, equals, right = text.partition("=")
     name_match = _NAMED.fullmatch(left)

@@ -228,7 +228,7 @@ class Environment(Shell, Protocol):
         return None
 
     def host_kills(self) -> int | None:
-        """Counts processes killed since creation or reset because its host lacked memory. Never raises."""
+        """Counts processes of all its containers killed since then because its host lacked memory. Never raises."""
         return None
 
     def throttled_s(self) -> float | None:
@@ -272,7 +272,7 @@ class Environment(Shell, Protocol):
         return self.service(service).run(command, timeout_s=timeout_s)
 
     def logs(self) -> dict[str, bytes]:
-        """Returns what each running service has written; of a long log the end (2 MB or 4). Never raises."""
+        """Returns what each service has written, also an ended one; of a long log the end (2 MB or 4). Never raises."""
         return {}
 
     def assure(self) -> None:

@@ -62,7 +62,7 @@ _MOST_COMMITS, _MOST_OBJECTS, _MOST_FINDINGS = 20, 20_000, 50
 _SCAN_S = 180.0
 _MOST_OUTPUT = 1 << 20
 _OF_PATCH, _OF_FILES = 0.8, 1.0
-"""Shares of lines that are a finding: of a patch's new lines; of a solution's files, which repeat most old lines."""
+"""Shares of lines that are a finding: of a patch's new lines; of a solution's files, which also repeat old lines."""
 
 
 def needles_of(task: AgentTask, solution: bytes | None = None, tests: bytes | None = None) -> Needles:

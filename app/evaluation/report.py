@@ -75,7 +75,7 @@ class Slice(Wire):
     cost_per_solved_usd: float | None = None
     agent_s: float | None = None
     grading_s: float | None = None
-    grading_usd: float | None = None  # of the verifiers' places, where a price is known
+    grading_usd: float | None = None  # of the slots used for grading, where a price is known
     seconds_per_solved: float | None = None
     unstable: tuple[str, ...] = ()  # of a baseline: tasks whose replicas do not agree
 

@@ -79,7 +79,7 @@ _CONFIGURATION = (
 _PYTHON = re.compile(r"^(?P<lib>.*/(?:lib(?:64)?|etc)/python[0-9.]*)/(?P<rest>.+)$")
 _ARCHIVE = re.compile(r"/(?:lib|lib64|bin)/python[0-9]+\.zip(?:/|$)")
 _FOLDER = re.compile(r"/(?:lib|lib64)/python[0-9.]*(?:/(?:site|dist)-packages)?$")
-"""A folder of modules itself: counts as changed if it is a file or a link, or hides all modules of the image."""
+"""Path of a module folder itself. It is a changed file only if it is a file, a link or deleted, or was replaced."""
 _ROOTS = re.compile(r"^/(?:usr|usr/local|root/\.local|home/[^/]+/\.local)/lib/")
 """Folders where the system's Python looks."""
 _PACKAGES = re.compile(r"^(?:site|dist)-packages/(?P<name>[^/]+)")

@@ -108,7 +108,7 @@ def module_of(pure: PurePosixPath) -> PurePosixPath:
 
 
 def folders_of_tests(files: Iterable[str]) -> set[str]:
-    """Returns folders of tests at the root, and parents of these files that are, or are below, a folder of tests."""
+    """Returns `TEST_FOLDERS` (of the root), and all parent folders of these files with such a name in their path."""
     above = (folder for file in files for folder in PurePosixPath(file).parents)
     return {*TEST_FOLDERS, *(folder.as_posix() for folder in above if not TEST_FOLDERS.isdisjoint(folder.parts))}
 
@@ -120,10 +120,10 @@ def is_named_test(path: str) -> bool:
 
 
 def displaced_by(path: str, folders: Collection[str]) -> list[str]:
-    """Returns names that a test run would ignore for this file, or read after it, if they exist.
+    """Returns paths that a test run might ignore for this file, or read after it, if they exist.
 
     A package overrides the module of its name, a module overrides a folder, and a package's start runs before all tests
-    in it. folders: of tests (`folders_of_tests`) and their content; elsewhere it is the program.
+    in it. folders: of tests (`folders_of_tests`). Empty for a path outside them: there it is the program.
     """
     pure = PurePosixPath(path)
     module = module_of(pure) if pure.suffix in MODULE_SUFFIXES else pure  # a link to a package has no suffix

@@ -40,7 +40,7 @@ class Parts:
         return [_single(spec, source) for source in sources.values()]
 
     def fetch(self, bundle: Bundle) -> bytes:
-        """Fetches like `fetch_bundle`, and also finds the contexts of services, cut out of their project's bundle."""
+        """Fetches like `fetch_bundle`; cuts a service's context out of its project's bundle, if `of` has read that."""
         for project, sources in list(self._known.values()):
             if bundle.sha256 in {one["build"]["context"]["sha256"] for one in sources.values() if one["build"]}:
                 contexts = planned(project, self._fetch_bundle, self._scratch).contexts

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class PullSource(StrEnum):
-    """Sources of an image, which explain the time until it was there; of a task's several images, the slowest."""
+    """Sources of a task's images, slowest last: they explain its waiting time. Of several images the slowest counts."""
 
     HERE = "here"
     PULL = "pull"

@@ -43,7 +43,7 @@ _SILENT_S = 90.0
 """Time without any message, even of its end, after which a watch has lost its connection."""
 _ENDED = ("Succeeded", "Failed")
 _GONE, _THERE = 404, 409
-_NOT_OURS = f"{PREFIX}KUBECONFIG"  # a path here; in its pod, an instance has an account
+_NOT_OURS = f"{PREFIX}KUBECONFIG"  # a path on this host; an instance uses its pod's service account
 
 _PodAsSent = create_namespaced_resource("", "v1", "Pod", "pods")
 """Pod without a model: a bookmark is a pod without containers, which the model refuses."""

@@ -64,7 +64,7 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupDecision:
-    """A decision on a group: close it in `state`, add replicas, or wait (neither)."""
+    """A decision on a group: close it in `state`, `add` replicas for the reason `why`, or wait (neither)."""
 
     state: str = ""
     add: int = 0
@@ -209,7 +209,7 @@ def _add(connection: Connection, group: _LockedGroup, count: int, why: Why) -> N
 
 @dataclass(frozen=True, slots=True)
 class NoticesDue:
-    """Notices due. `stop`: running attempts to be stopped. `silent`: instances whose worker ignored the request."""
+    """Notices due. `stop`: attempts to be stopped. `silent`: instances that did not renew a lease after the request."""
 
     stop: list[UUID]
     silent: list[UUID]

@@ -336,7 +336,7 @@ def prefix_of(settings: Settings) -> str:
 
 
 def limits_of(capacities: Mapping[str, int] | None, subjects: Mapping[str, str], tokens: int) -> list[CallLimit]:
-    """Returns the limits of a call that are set. capacities None: all that may be set: a call may wait in any."""
+    """Returns the limits set for a call. capacities None: all that may be set, since a call may be in any queue."""
     bounds = []
     for what, amount in (("requests", 1), ("tokens", tokens), ("concurrency", 1)):
         for scope, subject in subjects.items():

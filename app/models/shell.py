@@ -73,7 +73,7 @@ class ChangedFile(Protocol):
 
     @property
     def removable(self) -> bool:
-        """Whether it can be restored. If not, decide `PUT_BACK` only for unusual changes: the file becomes suspect."""
+        """Whether `PUT_BACK` can restore it. If not, it makes most files suspect: use it only for unusual changes."""
         ...
 
     def image_has(self, path: str) -> bool:
@@ -81,7 +81,7 @@ class ChangedFile(Protocol):
         ...
 
     def read(self) -> bytes | None:
-        """Returns its first 64 KiB; empty: deleted; None: a link or unreadable. May be slow."""
+        """Returns its first 64 KiB; empty: deleted, or no regular file; None: a link, or not readable. May be slow."""
         ...
 
 

@@ -98,7 +98,7 @@ class Simulation(Wire):
     """Time from the claim until the attempt is graded and stored; if a download or start is set, only the agent's."""
     pull_s: Seconds = _constant(0.0)  # image download, alone on the instance's link; attempts share the link
     registry_links: float = Field(default=0.0, ge=0)  # links that the registry serves at full speed; 0: unlimited
-    together: int = Field(default=0, ge=0)  # downloads start when this many wait: claims are not time-scaled
+    together: int = Field(default=0, ge=0)  # the first downloads wait for this many: claims are not time-scaled
     cached: Chance = 0.0  # attempts whose image is present: no download, no unpacking
     unpack_s: Seconds = _constant(0.0)  # from the download's end to the image
     start_s: Seconds = _constant(0.0)  # from the image to the environment

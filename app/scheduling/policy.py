@@ -37,7 +37,7 @@ class Forecast(NamedTuple):
 
 
 class QueuedTask(NamedTuple):
-    """A task at the head of a queue. `arrival` is its run, by which tasks are sorted; `again`: it is a retry."""
+    """A task at the head of a queue. `arrival` is its run, by which tasks are sorted; `again`: it has run before."""
 
     identity: Any
     priority: int

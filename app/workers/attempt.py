@@ -3,9 +3,10 @@
     provision -> open_model -> act -> end_agent -> extract_patch -> grade -> store -> record
                                                                  -> hand_over
 
-Each function takes the frozen progress of the attempt and returns a changed copy. A task whose grading needs a separate
-environment is handed over to a grader (`app.workers.grader`). A bad result of an agent is data. Only an attempt that
-could not be scored is a failure; `app.models.endings` decides between the two.
+Each function takes the frozen progress of the attempt. It returns a changed copy; the last one, `record` or
+`hand_over`, returns the end reason. A task whose grading needs a separate environment is handed over to a grader
+(`app.workers.grader`). A bad result of an agent is data. Only an attempt that could not be scored is a failure;
+`app.models.endings` decides between the two.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 _MOST_REST_S = 2.0
 _LISTEN_S = 0.5
-"""Longest time that an exiting process waits for the listener."""
+"""Limit of one wait for a notification; a stop is noticed only after it."""
 _STORM_S = 0.2
 """Waiting time after an instance's end: instances that end together are swept together."""
 _LEADS_S = 10.0

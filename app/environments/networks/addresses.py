@@ -17,7 +17,7 @@ _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # IPv4 behind a translator 
 _STAND_INS = tuple(
     ipaddress.IPv4Network(text) for text in ("192.0.2.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24")
 )
-"""Ranges without hosts, so not internal. A resolver that returns one for a public name has a route to it."""
+"""Reserved ranges without hosts of their own: not internal. A resolver that gives one for a public name routes it."""
 _LOCALHOST = "localhost"
 
 

@@ -25,7 +25,7 @@ class SplitSample:
 
 
 def checked(row: Row) -> Row:
-    """Checks a row. Raises: SampleRefused: no ids, lengths that differ, NaN, no token of the policy after the first."""
+    """Returns the row. Raises: SampleRefused: no ids, unequal lengths, not finite, no policy token after the first."""
     where = f"attempt {row.get('attempt_id', 'unknown')}"
     ids = row.get("token_ids")
     if not ids:

@@ -22,8 +22,8 @@ from app.model_service.serving import CallRefusal
 class Turn(BaseModel):
     """Answer of the model at one point of the conversation, and the faults there.
 
-    An answer is a `thought`, a `command` or a `submit`; a thought alone is a reply in plain words. A fault has a turn
-    of its own, and repeats.
+    An answer is a `thought`, a `command` or a `submit`; a thought alone is a reply in plain words. A refusal
+    (`status`, `context_exceeded`, `garbage`) has its own turn. Faults repeat: no answer moves the conversation on.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -36,7 +36,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """Options of one step. The paper's values: minibatch 64, 2 epochs, learning rate 1e-6, clip 2e-4 and 4e-4."""
+    """Options of one step. Defaults: the paper's values, except `clip_low`, which is 2e-4 there, and 3e-4 in GSPO's."""
 
     learning_rate: float = 1e-6
     minibatch: int = 64  # attempts, however many samples each has

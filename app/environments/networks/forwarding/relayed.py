@@ -266,7 +266,7 @@ class RelayedForward:
                 log.debug("forward.relay_lost", port=self.port, reason=str(error))
 
     def _forget(self, number: int) -> None:
-        """Ends a served connection: its number is free once the relay has also ended it."""
+        """Marks a connection as ended here and notifies the relay; its number is free when both have ended it."""
         with self._lock:
             connection = self._connections[number]
             connection.ended = True

@@ -133,7 +133,7 @@ class ComposeEnvironment(Environment):
         return outputs
 
     def assure(self) -> None:
-        """Checks that the engine has the services' names and logs. Raises: EngineUnavailable, EnvironmentFailed."""
+        """Checks that the main service runs, and the engine answers. Raises: EngineUnavailable, EnvironmentFailed."""
         self._resources.raise_if_ended()
         engine = self._resources.engine
         with engine.named("look whether the services stand", EnvironmentFailed):

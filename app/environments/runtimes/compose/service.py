@@ -177,7 +177,7 @@ class ServiceContainer:
         return Condition.COMPLETED
 
     def _ready(self, about: dict[str, Any], awaited: set[Condition], deadline: float) -> bool:
-        """Whether it is healthy, by the engine's status or its check run here. Without a check it counts as healthy."""
+        """Whether it is healthy (engine's status, or its check run here) or has no check. Raises: ServiceUnhealthy."""
         check = about["Config"].get("Healthcheck") or {}
         test = list(check.get("Test") or [])
         if not test or test[0] == "NONE":

@@ -55,7 +55,7 @@ Start = Callable[[EnvironmentRequest, str | None], DockerEnvironment]
 
 
 class Setups:
-    """Kept set-ups of one engine. Safe for many threads and processes of a host."""
+    """Store of set-up results as images in one engine. Threads and processes of one home may share it."""
 
     def __init__(self, settings: Settings, engine: Callable[[], Engine], start: Start) -> None:
         self._engine_of = engine

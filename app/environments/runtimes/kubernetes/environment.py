@@ -127,7 +127,7 @@ class KubernetesEnvironment(SessionEnvironment):
         return Restart(killed, emptied, suspect)
 
     def _kill_all(self) -> int:
-        """Kills all processes; returns how many. Bridges end, too, so no reply comes. Raises: EnvironmentFailed."""
+        """Kills all but the helper; returns how many. Bridges end, too: no reply comes. Raises: EnvironmentFailed."""
         killed, give_up_at = self._session.stats().processes, time.monotonic() + _DYING_S
         while True:
             with suppress(EnvironmentFailed):
