@@ -20,7 +20,7 @@ from app.models.tables import PAUSED
 
 @dataclass(frozen=True, slots=True)
 class QueuedMessage:
-    """A wake-up message with the queue that it goes to; `host`: that host's own part of it.
+    """A wake-up message with its queue. `host`: the message goes to this host's own part of the queue.
 
     `about` is for people who look at the messages, in Flower for example: run, task, agent and mode.
     """
@@ -32,7 +32,7 @@ class QueuedMessage:
     about: str = ""
 
 
-# What is being cancelled at this moment is locked, and skipped.
+# Tasks that are being cancelled at this moment are locked, and skipped.
 _ADMIT = text("""
 WITH chosen AS (
     SELECT * FROM unnest(CAST(:tasks AS uuid[]), CAST(:attempts AS uuid[]), CAST(:modes AS text[]),
@@ -61,7 +61,7 @@ FROM moved LEFT JOIN runs r ON r.id = moved.run_id
 """)
 
 _MOST_SIBLINGS = 1000
-"""Most siblings marked at a time; when a group has more, the first of the rest to be admitted marks the next."""
+"""Most siblings marked at a time; in a larger group, the next admitted unmarked sibling marks more."""
 
 _START_GROUPS = text("""
 UPDATE tasks SET group_started = true
@@ -76,10 +76,10 @@ WHERE id IN (
 def admit(
     connection: Connection, choices: Iterable[tuple[UUID, Mode]], hosts: Mapping[UUID, str] | None = None
 ) -> list[QueuedMessage]:
-    """Moves chosen tasks to admitted and write their next attempts, in one statement; skips what moved meanwhile.
+    """Admits the chosen tasks and writes their next attempts, in one statement; skips tasks that changed meanwhile.
 
-    hosts: where tasks had best run; those that are missing may run wherever their mode and class are served. The
-    siblings that are left behind are marked: a started group goes first within its run.
+    hosts: preferred hosts; tasks without one may run wherever their mode and class are served. Siblings that still
+    wait are marked: a started group goes first within its run.
     """
     pairs = list(choices)
     rows = connection.execute(
@@ -111,15 +111,15 @@ WHERE t.id = due.id RETURNING t.id
 
 
 def promote(connection: Connection, limit: int) -> int:
-    """Queues delayed tasks whose time has come; those of a paused run wait for its resumption. How many moved.
+    """Queues delayed tasks that are due; those of a paused run wait for its resumption. Returns how many it changed.
 
-    What comes after other tasks is left alone until `app.ledger.graphs` has released it.
+    Skips tasks that wait for other tasks until `app.ledger.graphs` has released them.
     """
     return len(connection.execute(_PROMOTE, {"limit": limit, "paused": PAUSED}).all())
 
 
 def next_due_s(connection: Connection) -> float | None:
-    """Seconds until the next delayed task may enter its queue; None: no task is delayed."""
+    """Returns the seconds until the next delayed task may enter its queue; None: no task is delayed."""
     wait = sql(
         connection,
         "SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8 FROM tasks"
@@ -131,9 +131,9 @@ def next_due_s(connection: Connection) -> float | None:
 def unpublished(
     connection: Connection, older_than_s: float, limit: int, *, at_host_s: float | None = None
 ) -> list[QueuedMessage]:
-    """Unclaimed attempts whose message was never sent, or longer ago than `older_than_s`, for the common queue.
+    """Returns unclaimed attempts, for the common queue, not published within the last `older_than_s` seconds.
 
-    at_host_s: the age for those in a host's own queue.
+    at_host_s: the age, in seconds, for attempts in a host's own queue.
     """
     rows = sql(
         connection,
@@ -148,7 +148,7 @@ def unpublished(
 
 
 def mark_published(connection: Connection, messages: Sequence[QueuedMessage]) -> None:
-    """Notes that these messages are in the broker, and in whose queue; attempts that are being claimed are skipped."""
+    """Records that these messages are in the broker, and the host's queue; skips attempts that are being claimed."""
     sql(
         connection,
         "WITH sent AS MATERIALIZED (SELECT a.id, h.host"
@@ -169,7 +169,7 @@ def in_turn(connection: Connection) -> None:
 
 
 def give_back(database: Database, message: WakeUpMessage) -> None:
-    """Returns a message unclaimed, from a worker that takes nothing new: the dispatcher sends it again at once."""
+    """Gives back the message of a worker that takes nothing new: the dispatcher sends it again at once."""
     with database.begin() as connection:
         sql(
             connection,
@@ -197,7 +197,7 @@ INSERT INTO events (kind, run_id, task_id, attempt_id) SELECT 'attempt.interrupt
 
 
 def unseat(connection: Connection, classes: Sequence[str], *, older_than_s: float) -> None:
-    """Queues again what was dispatched to standing pools that are gone; no retry is used up."""
+    """Interrupts attempts dispatched to standing pools that are gone, and requeues their tasks; uses up no retry."""
     if classes:
         connection.execute(_UNSEAT, {"classes": list(classes), "age": older_than_s})
 

@@ -28,7 +28,7 @@ _RECENT_S = 3600.0
 """Age limit of ended tasks and instances in the periodic audit, in seconds; earlier audits checked the older ones."""
 
 Limits = Callable[[str], float | None]
-"""The capacity of a limit that is held by leases, by its name; None: it has none."""
+"""Function: name of a semaphore or other held limit to its capacity; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class AuditFinding:
     count: int
     ids: tuple[str, ...]
     repair: Repair | None = None
-    repaired: int | None = None  # rows; None: nothing was tried
+    repaired: int | None = None  # rows; None: no repair was tried
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The most of each limit that may be in use now because it was allowed before (a limit may have been lowered)."""
+    """Most use of each limit that counts as allowed: the limit may have been lowered after the use was granted."""
 
     allowed: Mapping[str, float] = field(default_factory=dict)
 
@@ -74,13 +74,13 @@ class AuditResult:
 
     findings: tuple[AuditFinding, ...]
     ages: Mapping[str, float | None]
-    lines: Mapping[str, tuple[int, float]]  # queue as asked for: tasks that wait, age of the oldest
+    lines: Mapping[str, tuple[int, float]]  # by requested mode and class: waiting tasks, age of the oldest
     memory: Memory
-    every: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # finding: the ids that may be repaired
+    every: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by finding: its ids, at most `_AT_ONCE`
 
 
 def parameters(settings: Settings, *, recent_s: float = _RECENT_S) -> dict[str, Any]:
-    """Ages from which on a state in motion is one that is stuck; seconds."""
+    """Returns the queries' parameters: the ages, in seconds, from which a state counts as stuck, among others."""
     patience = max(60.0, 3 * settings.sweep_s)
     return {
         "recent": recent_s,
@@ -100,8 +100,8 @@ def look(
 ) -> AuditResult:
     """Runs every check in one snapshot; changes nothing.
 
-    memory: of the last look, so that a limit lowered since then does not count as broken. recent_s: how far back ended
-    tasks and instances are looked at.
+    memory: from the previous audit, so that a limit lowered since then does not count as violated. recent_s: age limit,
+    in seconds, of the ended tasks and instances that are checked.
     """
     values = parameters(settings, recent_s=recent_s)
     with database.begin() as connection:
@@ -173,7 +173,7 @@ def _over_use(connection: Connection, capacity: Capacity, memory: Memory) -> tup
 def _no_capacity(
     connection: Connection, defined: Mapping[str, ResourceClass], lines: Iterable[tuple[Mode, str]]
 ) -> list[AuditFinding]:
-    """Lines that no instance will ever take from."""
+    """Finds queues with tasks that no instance will ever take: their class has no capacity for the mode."""
     pools = set(
         sql(
             connection,
@@ -194,11 +194,11 @@ def _no_capacity(
 
 
 def repair(database: Database, settings: Settings, seen: AuditResult, retry: RetryPolicy) -> tuple[AuditFinding, ...]:
-    """Repairs what is safe; the findings, with how many rows of each were repaired.
+    """Repairs what is safe to repair; returns the findings with the number of rows repaired for each.
 
-    Every row is locked and looked at again first: what has moved since is left alone. Safe to run twice at once.
+    Every row is locked and checked again first; rows that have changed since are left alone. Safe to run concurrently.
 
-    Raises: DatabaseUnavailable: the rest is as it was.
+    Raises: DatabaseUnavailable: the rest was not repaired.
     """
     checks = {check.name: check for check in CHECKS}
     values = parameters(settings, recent_s=10 * 365 * 86400.0)
@@ -233,11 +233,11 @@ _KEYS = {
     "semaphore_holders": ("limit_name || ' ' || holder", "text[]"),
     "bindings": ("id", "bigint[]"),
 }
-"""Kind of the ids of a table's rows, and the array type for looking them up; default: `id`, a UUID."""
+"""SQL expression for the ids of a table's rows, and the array type to look them up; default: `id`, a UUID."""
 
 
 def _among(table: str) -> str:
-    """Returns a condition: the row is one of `:ids`."""
+    """Returns an SQL condition: the row's id is one of `:ids`."""
     key, array = _KEYS.get(table, ("id", "uuid[]"))
     return f"{key} = ANY(CAST(:ids AS {array}))"
 
@@ -292,7 +292,7 @@ UPDATE tasks t SET attempts = (SELECT max(a.number) FROM attempts a WHERE a.task
 WHERE t.id = ANY(CAST(:ids AS uuid[])) AND t.state IN ('pending', 'succeeded', 'failed', 'cancelled')
 RETURNING t.run_id, t.id AS task_id, NULL::uuid AS attempt_id"""
 
-# Cancelled meanwhile: it ends. Its run is paused: it goes where the run's other tasks wait.
+# A task that was cancelled meanwhile ends. A task of a paused run waits like the run's other tasks.
 _REQUEUE = """
 UPDATE tasks t SET
     state = CASE WHEN t.cancel_requested_at IS NULL THEN 'pending' ELSE 'cancelled' END,

@@ -1,7 +1,7 @@
-"""The invariants as queries: each returns the ids that break it.
+"""Defines the invariants as queries; each query returns the ids of the rows that violate it.
 
-Ages are judged against the transaction's start, which is never later than what it sees; what moves in one transaction
-needs none. Parameters: see `app.ledger.audit.parameters`.
+Ages count from the transaction's start, never later than its snapshot; states that change within one transaction need
+no age limit. Parameters: see `app.ledger.audit.parameters`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 class Severity(StrEnum):
     CRITICAL = "critical"  # a promise is broken: work may be lost or done twice
     ERROR = "error"  # something is stuck or leaks until it is repaired
-    WARNING = "warning"  # slow, late or odd: somebody should look
+    WARNING = "warning"  # slow, late or odd: an operator should look at it
 
 
 class Repair(StrEnum):
@@ -211,7 +211,7 @@ _INSTANCES = (
         "an ephemeral instance took more than one attempt",
         "SELECT i.id FROM instances i JOIN attempts a ON a.instance_id = i.id WHERE i.mode = 'ephemeral'"
         " AND (i.state NOT IN ('terminated', 'failed') OR i.ended_at > now() - make_interval(secs => :recent))"
-        # But for one whose agent ran in the attempt before: what that left is graded once more.
+        # Except attempts without an agent: they only grade again what the earlier attempt left.
         " AND NOT coalesce((a.phases->>'agent_started')::timestamptz < a.claimed_at, false)"
         " GROUP BY i.id HAVING count(*) > 1",
     ),

@@ -19,7 +19,7 @@ from app.models.spec import Mode, TaskSpec
 from app.settings import ProviderName, Settings
 
 STANDARD = "standard"
-"""The class that always exists; what it leaves open comes from the settings."""
+"""Class that always exists; values that it leaves open come from the settings."""
 
 Architecture = Literal["amd64", "arm64"]
 
@@ -44,12 +44,12 @@ class ResourceClass:
     pool_cooldown_s: float  # idle this long before the pool shrinks
 
     def could_run(self, mode: Mode) -> bool:
-        """Whether tasks of this mode can find an instance that we make."""
+        """Whether MegaFlow can create instances for tasks of this mode."""
         options = {Mode.EPHEMERAL: self.ephemeral_capacity > 0, Mode.PERSISTENT: self.pool_max > 0}
         return any(options.values()) if mode is Mode.AUTO else options[mode]
 
     def has_place_for(self, mode: Mode, size: Resources) -> bool:
-        """Whether what is guaranteed fits into one place: an instance, or an attempt's share of a standing one."""
+        """Whether the guaranteed resources fit into one place: an instance, or a slot's share of a standing one."""
         cpus, memory_bytes = self._place(mode)
         return (cpus is None or size.cpus <= cpus) and (memory_bytes is None or size.memory_bytes <= memory_bytes)
 
@@ -76,7 +76,7 @@ def load(connection: Connection, settings: Settings) -> dict[str, ResourceClass]
 def _resolved(row: Row[Any], settings: Settings) -> ResourceClass:
     standard = row.name == STANDARD
     pool = settings.persistent_instances if standard else 0
-    # One end of the pool that was set moves the other, so that the minimum never exceeds the maximum.
+    # A configured pool_min or pool_max also moves the other's default, so that the minimum never exceeds the maximum.
     pool_min = _or(row.pool_min, pool if row.pool_max is None else min(pool, row.pool_max))
     return ResourceClass(
         name=row.name,
@@ -99,13 +99,13 @@ def _or(value: int | None, default: int) -> int:
 
 
 def check(connection: Connection, settings: Settings, pairs: Iterable[tuple[Mode, str]]) -> None:
-    """Refuses what could never run; a class that passed cannot be removed before the caller's transaction ends.
+    """Checks that tasks of these modes and classes can run; keeps the classes from removal until the transaction ends.
 
-    Raises: SpecInvalid: an unknown class, or one without capacity for the mode that was asked for.
+    Raises: SpecInvalid: an unknown class, or one without capacity for the requested mode.
     """
     requested = set(pairs)
     custom = sorted({name for _, name in requested if name != STANDARD})
-    if custom:  # `standard` cannot be removed: no lock there, where everybody would meet
+    if custom:  # `standard` cannot be removed: no lock, which all submissions would share
         sql(
             connection,
             "SELECT 1 FROM resource_classes WHERE name = ANY(:names) ORDER BY name FOR KEY SHARE",
@@ -133,9 +133,9 @@ _OPTION = {
 
 
 def check_sizes(connection: Connection, settings: Settings, specs: Iterable[TaskSpec]) -> None:
-    """Refuses a task that is guaranteed more than a place of its class has, where the class has a size.
+    """Refuses tasks whose guaranteed resources exceed a place of their class, where the class has a size.
 
-    Places are what admission counts, so that the guaranteed sizes of all that runs fit into what the instances have.
+    Admission counts places, so the guaranteed resources of all running tasks fit into the instances.
 
     Raises: SpecInvalid: names the task and the classes that are large enough.
     """
@@ -174,7 +174,7 @@ _LEAST: Mapping[str, tuple[type[int] | type[float], float]] = {
     "pool_slots": (int, 1),
     "pool_cooldown_s": (float, 0),
 }
-"""The numbers of a class: kind and least value."""
+"""Type and least value of each number of a class."""
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "architecture": get_args(Architecture),
@@ -186,7 +186,7 @@ _MOST_ELSE = 1_000_000
 
 
 def set_class(database: Database, name: str, **changes: Any) -> None:
-    """Defines a class, or change one; what is not named stays, None gives the default back.
+    """Defines a class, or changes one; properties not given stay unchanged, None restores the default.
 
     Raises: LimitInvalid: nothing was changed.
     """
@@ -198,7 +198,7 @@ def set_class(database: Database, name: str, **changes: Any) -> None:
     with database.begin() as connection:
         sql(connection, "INSERT INTO resource_classes (name) VALUES (:name) ON CONFLICT DO NOTHING", {"name": name})
         if values:
-            columns = ", ".join(f"{column} = :{column}" for column in values)  # names of our own table above
+            columns = ", ".join(f"{column} = :{column}" for column in values)  # names from `_LEAST` and `_CHOICES`
             statement = f"UPDATE resource_classes SET {columns} WHERE name = :name"  # noqa: S608
             sql(connection, statement, {**values, "name": name})
         row = sql(connection, "SELECT * FROM resource_classes WHERE name = :name", {"name": name}).one()
@@ -212,7 +212,7 @@ def set_class(database: Database, name: str, **changes: Any) -> None:
 
 
 def _checked(name: str, column: str, value: Any) -> Any:
-    """Returns the value as the table takes it. Raises: LimitInvalid."""
+    """Returns the value as the table stores it. Raises: LimitInvalid."""
     if column in _CHOICES:
         if value is not None and value not in _CHOICES[column]:
             known = ", ".join(_CHOICES[column])
@@ -240,7 +240,7 @@ def _number(name: str, column: str, value: Any) -> int | float:
 
 
 def remove_class(database: Database, name: str) -> None:
-    """Removes a class that nothing needs any more.
+    """Removes a class that has no unfinished tasks and no live instances.
 
     Raises: LimitInvalid: there is no such class, it is `standard`, or tasks or instances of it are left.
     """
@@ -265,7 +265,7 @@ def remove_class(database: Database, name: str) -> None:
         events.wake_dispatcher(connection)
 
 
-# The deletion comes first, undone when something is left: it waits for producers that have just checked the class.
+# Deletes first, and rolls back if something is left: it waits for submissions that have just checked the class.
 _DELETE = text("DELETE FROM resource_classes WHERE name = :name RETURNING name")
 _LEFT = text(
     "SELECT (SELECT count(*) FROM tasks WHERE resource_class = :name"

@@ -1,6 +1,6 @@
 """Finds connected standing instances: each holds an advisory lock, which ends with its connection.
 
-The lease notices a host that falls silent; this notices one whose processes are gone within seconds.
+A lease detects a silent host. This lock shows within seconds that an instance's processes have ended.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ log = structlog.get_logger()
 
 _POLL_S = 0.5
 _LOOKS = 2
-"""An instance that was connected and is missing at as many looks in a row is lost."""
+"""Checks in a row at which a formerly connected instance must be missing before it counts as lost."""
 _STARTED_S = 15.0
-"""A server that started a moment ago has closed every connection: nothing follows from it."""
+"""Seconds after the server's start in which missing locks mean nothing: the restart closed all connections."""
 
 
 @contextmanager
 def connected(database: Database, instance_id: UUID, *, silent_s: float) -> Iterator[None]:
-    """Be seen as connected for the block, in the background; a connection that was lost is made anew.
+    """Shows the instance as connected during the block, from a background thread; reconnects after a lost connection.
 
-    silent_s: after that long without a word the server takes the connection for lost.
+    silent_s: seconds of silence after which the server closes the connection.
     """
     stop, lock = threading.Event(), Leadership(database, key_of(instance_id), silent_s)
 
@@ -51,7 +51,7 @@ def connected(database: Database, instance_id: UUID, *, silent_s: float) -> Iter
 
 
 def key_of(instance_id: UUID) -> int:
-    """Returns the lock of an instance: 31 bits of the random end of its id, above the locks with names."""
+    """Returns an instance's lock key: 30 random bits from the end of its id, above the keys of the named locks."""
     return 1 << 30 | int.from_bytes(instance_id.bytes[-4:]) & (1 << 30) - 1
 
 
@@ -70,10 +70,10 @@ def locked(database: Database) -> tuple[set[int], bool]:
 
 
 class LostConnections:
-    """Remembers from look to look which instances were connected."""
+    """Finds lost instances: remembers between checks which instances were connected."""
 
     def __init__(self) -> None:
-        self._missing: dict[UUID, int] = {}  # those that were connected: at how many looks in a row they were not
+        self._missing: dict[UUID, int] = {}  # by instance: checks in a row without its lock
 
     def look(self, live: Collection[UUID], held: Collection[int], *, settled: bool = True) -> list[UUID]:
         """Returns the live instances that are lost now. held, settled: as in `locked`."""

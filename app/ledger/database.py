@@ -19,7 +19,7 @@ from app.errors import DatabaseUnavailable, IllegalMove
 ILLEGAL_MOVE = "MF001"
 """SQLSTATE that the triggers raise."""
 DEADLOCK = "40P01"
-"""SQLSTATE of the writer that PostgreSQL undid so that another could go on."""
+"""SQLSTATE of a writer that PostgreSQL rolled back to resolve a deadlock."""
 
 
 _PATIENCE: dict[str, Any] = {
@@ -33,10 +33,10 @@ _PATIENCE: dict[str, Any] = {
 
 
 ANSWER_S = 30.0
-"""A server that says nothing for this long in the middle of a statement is given up, whatever TCP says."""
+"""Seconds without data in the middle of a statement after which a connection is given up, whatever TCP reports."""
 _IN_TRANSACTION_S = 30
 _LEADER_SILENT_S = 15
-"""The server's patience with a client that went silent: inside a transaction, which holds rows; as the leader."""
+"""Seconds until the server drops a silent client: in a transaction, which locks rows, and as the leader."""
 
 _SERVERS_PATIENCE = f"-c idle_in_transaction_session_timeout={_IN_TRANSACTION_S}s"
 
@@ -45,7 +45,7 @@ SqlValues = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 
 class _BoundedConnection(psycopg.Connection[Any]):
-    """A connection that does not wait for ever."""
+    """A connection that gives up when the server does not answer in time."""
 
     answer_s = ANSWER_S
 
@@ -62,12 +62,12 @@ class _BoundedConnection(psycopg.Connection[Any]):
                     self.pgconn.finish()
                     raise psycopg.OperationalError(f"the server said nothing for {self.answer_s:.0f} s")
                 statement = gen.send(ready)
-        except StopIteration as done:
-            return done.value
+        except StopIteration as end:
+            return end.value
 
 
 def _answers_within(answer_s: float, connection: _BoundedConnection | None) -> None:
-    if connection is not None:  # it was given up
+    if connection is not None:  # None: it was given up
         connection.answer_s = answer_s
 
 
@@ -78,7 +78,7 @@ class Database:
     """
 
     def __init__(self, url: str, *, pooled: bool = True, pool_size: int = 5, idle_answer_s: float = ANSWER_S) -> None:
-        """idle_answer_s: how long a connection that was idle may say nothing before another one is made."""
+        """idle_answer_s: seconds without an answer after which an idle connection is replaced when it is used again."""
         self.url = url
         self._snapshot = threading.local()
         embedded = "?host=/" in url  # the URL of the settings when none was given
@@ -130,14 +130,14 @@ class Database:
             raise
 
     def sql(self, statement: str | Executable, values: SqlValues = None) -> Result[*tuple[Any, ...]]:
-        """`sql` in a transaction of its own, after which the rows can be read. Raises: as `begin`."""
+        """Runs `sql` in a transaction of its own; its rows can be read after the commit. Raises: as `begin`."""
         with self.begin() as connection:
             rows = sql(connection, statement, values)
             return rows.freeze()() if rows.returns_rows else rows
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """Lets all that this thread reads in the block see one moment: each `begin` is this one transaction.
+        """Gives all reads of this thread in the block one snapshot: each `begin` yields the same transaction.
 
         Nothing can be written in it. Raises: DatabaseUnavailable.
         """
@@ -166,18 +166,20 @@ class Database:
     def close(self) -> None:
         pool = self.engine.pool
         self.engine.dispose()
-        event.listen(pool, "checkin", lambda one, _record: one and one.close())  # what other threads have in use
+        event.listen(
+            pool, "checkin", lambda one, _record: one and one.close()
+        )  # closes those in use when they are returned
 
 
 def sql(
     connection: Connection, statement: str | Executable, values: SqlValues = None
 ) -> CursorResult[*tuple[Any, ...]]:
-    """Runs one statement of plain SQL; `:name` in it stands for a value, several sets of values for as many runs."""
+    """Runs one SQL statement; `:name` is a placeholder for a value. Several sets of values run it once for each set."""
     return connection.execute(text(statement) if isinstance(statement, str) else statement, values)
 
 
 class Listener:
-    """Hears NOTIFY on some channels; survives a restart of the server. Not shared between threads."""
+    """Receives NOTIFY on some channels; reconnects after a server restart. Not shared between threads."""
 
     def __init__(self, database: Database, *channels: str) -> None:
         self._database = database
@@ -185,10 +187,10 @@ class Listener:
         self._connection: psycopg.Connection | None = None
 
     def wait(self, timeout_s: float) -> list[str] | None:
-        """Payloads that arrived within `timeout_s`, or None when the connection was new.
+        """Returns the payloads that arrived within `timeout_s`; None: the connection is new.
 
-        Returns at the first, with all the others that are there: one look answers them all. None means: something may
-        have been missed, look for yourself.
+        Returns at the first payload, with all others that have arrived: one check handles them all. After None,
+        the caller must check the state itself: notifications may have been missed.
 
         Raises: DatabaseUnavailable.
         """
@@ -214,9 +216,9 @@ class Listener:
 
 
 DISPATCHER = 73051
-"""Advisory lock of the dispatcher that decides."""
+"""Advisory lock of the leading dispatcher."""
 RECONCILER = 73052
-"""Advisory lock of the reconciler that decides."""
+"""Advisory lock of the leading reconciler."""
 
 
 def dispatcher_leads(database: Database) -> bool:
@@ -238,7 +240,7 @@ class Leadership:
     """Leader election: a session-level advisory lock, released when its holder's connection ends."""
 
     def __init__(self, database: Database, key: int, silent_s: float = _LEADER_SILENT_S) -> None:
-        """silent_s: the server's patience with a holder that says nothing."""
+        """silent_s: seconds of silence after which the server ends the holder's session."""
         self._database = database
         self._key = key
         self._silent_s = silent_s
@@ -246,10 +248,10 @@ class Leadership:
         self._lock = threading.Lock()
 
     def held(self) -> bool:
-        """Takes or keep the lead; False while another has it. Raises: DatabaseUnavailable."""
+        """Takes or keeps the lead; False while another has it. Raises: DatabaseUnavailable."""
         with self._lock:
             if self._connection is None:
-                # The lock is the session's: a leader that cannot be heard any more must not keep it.
+                # The lock lasts as long as the session: an unreachable leader must not keep it.
                 self._connection = self._database.raw(f"-c idle_session_timeout={round(self._silent_s * 1000)}")
             try:
                 row = self._connection.execute(
@@ -277,6 +279,6 @@ def _first_line(error: DBAPIError) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Returns the first line; of a server that is not there, without what the driver puts before it."""
+    """Returns the first line, without the driver's prefix for failed connections."""
     first = (text.strip().splitlines() or ["no answer"])[0]
     return first.removeprefix("connection is bad: ").removeprefix("connection failed: ")

@@ -22,7 +22,7 @@ class LengthBucket:
 
     @property
     def share(self) -> float:
-        """Shares of the ended replicas that were dropped: long ones, where a quorum prefers short trajectories."""
+        """Share of the ended replicas that were dropped: large for long ones if a quorum prefers short trajectories."""
         return self.superseded / self.ended
 
 
@@ -30,7 +30,7 @@ class LengthBucket:
 class DroppedReplicas:
     """Dropped replicas of a run. Tokens are of answers; superseded replicas were cut off and would have been longer."""
 
-    added: dict[str, int]  # replicas beyond those submitted, by why
+    added: dict[str, int]  # replicas beyond those submitted, by reason
     superseded: int
     tokens: int
     waste_tokens: int

@@ -1,9 +1,9 @@
 """Summarises how long environments took, by phase, kind and path.
 
-An attempt has an environment for its agent and may have another for its grading; each counts. What the attempt paid
-before the first command of each stands in `phases`, with `image_by` for how the image came; all that it waited, in
-`ready_s`. What followed its last command, a reset for the next attempt or the teardown, stands in `reset` and `after`.
-Where none came, the phases until then stand by a path of their own.
+An attempt has an environment for its agent and may have another for its grading; each counts. The times before its
+first command are in `phases`, with `image_by` for how the image was obtained; the total wait is `ready_s`. The times
+after its last command, a reset for the next attempt or the teardown, are in `reset` and `after`. If no environment came
+up, the phases until then have a path of their own.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from sqlalchemy import Connection
 from app.ledger.database import sql
 
 FAILED = "failed"
-"""The path of what never came: what was spent until then is no part of the times of those that did."""
+"""Path of environments that never came up: their times are kept apart from those of the others."""
 BUCKETS_S: tuple[float, ...] = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0),
 )
-"""Upper bounds of the histogram: from a recycled handout to a set-up that takes its whole time."""
+"""Upper bounds of the histogram, in seconds: from a recycled environment to a set-up near its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseHistogram:
-    """`counts[n]`: how many took more than `BUCKETS_S[n - 1]` and at most `BUCKETS_S[n]` seconds; the last, more."""
+    """`counts[n]`: number above `BUCKETS_S[n - 1]` and up to `BUCKETS_S[n]` seconds; the last: above all bounds."""
 
     kind: str
     path: str
@@ -81,11 +81,11 @@ def histograms(connection: Connection, after: datetime | None, until: datetime) 
         key = (row.kind, row.path, row.phase)
         counts.setdefault(key, [0] * (len(BUCKETS_S) + 1))[(row.bucket or len(BUCKETS_S) + 1) - 1] += row.number
         sums[key] = sums.get(key, 0.0) + row.sum_s
-    return [PhaseHistogram(*key, tuple(found), sums[key]) for key, found in sorted(counts.items())]
+    return [PhaseHistogram(*key, tuple(numbers), sums[key]) for key, numbers in sorted(counts.items())]
 
 
 def finished(after: datetime | None) -> str:
-    """Returns a condition on attempts; `:until` and, unless None, `:after` are bound by the caller."""
+    """Returns an SQL condition on attempts; the caller binds `:until` and, unless `after` is None, `:after`."""
     return "a.finished_at <= :until" + ("" if after is None else " AND a.finished_at > :after")
 
 
@@ -103,7 +103,7 @@ def added(one: Mapping[str, PhaseHistogram], more: Sequence[PhaseHistogram]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """Numbers of this moment."""
+    """Current counts of tasks and instances."""
 
     tasks: Mapping[str, int]  # by state
     instances: Mapping[tuple[str, str], int]  # by mode and state
@@ -111,7 +111,7 @@ class Measures:
 
 
 def counts_now(connection: Connection) -> Measures:
-    """Ended instances are left out: they only grow."""
+    """Counts tasks and live instances now. Ended instances are left out: their number only grows."""
     tasks = sql(connection, "SELECT state, count(*) AS number FROM tasks GROUP BY 1").all()
     instances = sql(
         connection,
@@ -131,7 +131,7 @@ def counts_now(connection: Connection) -> Measures:
 
 
 def ended(connection: Connection, after: datetime | None, until: datetime) -> Counter[tuple[str, str]]:
-    """Attempts that finished after `after` (None: ever) and by `until`, by mode and end reason."""
+    """Counts attempts that finished after `after` (None: ever) and by `until`, by mode and end reason."""
     rows = sql(
         connection,
         "SELECT a.mode, coalesce(a.end_reason, '') AS reason, count(*) AS number FROM attempts a"  # noqa: S608

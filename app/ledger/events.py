@@ -13,13 +13,13 @@ from app.ledger.database import Database, sql
 from app.models.tables import EventRow
 
 WORK = "megaflow_work"
-"""Channel: something for the dispatcher to do. No payload."""
+"""Channel that wakes the dispatcher. No payload."""
 OUTCOME = "megaflow_outcome"
 """Channel: the task named in the payload has ended."""
 
 
 class Fact(NamedTuple):
-    """An event before it has an id."""
+    """An event to append; the database adds its id and time."""
 
     kind: str
     run_id: UUID | None = None
@@ -30,18 +30,18 @@ class Fact(NamedTuple):
 
 
 def append(connection: Connection, *facts: Fact) -> None:
-    """Appends facts within the caller's transaction."""
+    """Appends events within the caller's transaction."""
     if facts:
         connection.execute(insert(EventRow), [fact._asdict() for fact in facts])
 
 
 def wake_dispatcher(connection: Connection) -> None:
-    """Nudges the dispatcher when this transaction commits; many in one transaction are one."""
+    """Wakes the dispatcher when this transaction commits; several calls in one transaction send one notification."""
     sql(connection, f"NOTIFY {WORK}")
 
 
 def tell_outcome(connection: Connection, task_ids: Sequence[UUID]) -> None:
-    """Tells the waiting clients, when this transaction commits, that these tasks have ended."""
+    """Notifies waiting clients, when this transaction commits, that these tasks have ended."""
     sql(
         connection,
         "SELECT pg_notify(:channel, id::text) FROM unnest(CAST(:ids AS uuid[])) AS id",
@@ -63,7 +63,7 @@ class EventRecord(NamedTuple):
 
 
 def of_task(database: Database, task_id: UUID) -> list[EventRecord]:
-    """Everything that happened to a task, in order."""
+    """Returns all events of a task, in order."""
     columns = EventRow.__table__.c
     selected = [columns[name] for name in EventRecord._fields]
     rows = database.sql(select(*selected).where(columns.task_id == task_id).order_by(columns.id))

@@ -1,7 +1,7 @@
-"""Keeps training samples' facts in groups, and hands each group out once.
+"""Records training samples in groups, and delivers each group once.
 
-A group is offered to one consumer under a lease. A lease that lapses is offered again, and its late commit is refused;
-a commit is final. Everything is decided in PostgreSQL, so that a killed consumer loses and doubles nothing.
+A group is leased to one consumer. When the lease lapses, the group is offered again and a late commit is refused.
+A commit is final. All decisions are made in PostgreSQL, so that a killed consumer loses and duplicates nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ExperienceRun:
 
 @dataclass(frozen=True, slots=True)
 class EndedAttempt:
-    """An ended attempt of a training run of which nothing is on record yet."""
+    """An ended attempt of a training run that is not recorded yet."""
 
     attempt_id: UUID
     task_id: UUID
@@ -45,7 +45,7 @@ class EndedAttempt:
     end_reason: str
     reward: float | None  # None: not scored
     reward_parts: dict[str, float]
-    unusable: str  # why it can be no sample; empty: it can
+    unusable: str  # why it cannot become a sample; empty: it can
     calls_key: str | None  # of the artifact `model_calls`
 
 
@@ -62,7 +62,7 @@ class StoredSamples:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Groups that a consumer may train on until it lapses; `keys` are the files of their samples, by group."""
+    """Groups that a consumer may train on until the lease lapses. `keys`: the files of the groups' samples."""
 
     id: UUID
     groups: tuple[UUID, ...]
@@ -83,11 +83,11 @@ class ExperienceCounts:
 
 
 def publish(database: Database, policy: str, version: str, weights: str | None = None) -> int:
-    """Puts a version on record, which is not live yet; its number. Publishing it again gives the same number.
+    """Records a version, which is not live yet; returns its number. Publishing it again gives the same number.
 
-    weights: a path at its engines, from which they can load it again.
+    weights: path on its inference servers, from which they can load the version again.
 
-    Raises: SampleRefused: it has no name, was refused before, or a newer one is live; DatabaseUnavailable.
+    Raises: SampleRefused: its name is empty, it was refused before, or a newer one is live; DatabaseUnavailable.
     """
     if not version.strip():
         raise SampleRefused(f"expected a version's name that is not empty, found {version!r}; nothing was changed")
@@ -113,16 +113,16 @@ def publish(database: Database, policy: str, version: str, weights: str | None =
 
 
 def publish_for_run(database: Database, policy: str, version: str) -> int:
-    """`publish` of a policy that a run feeds. Raises: UnknownName: none does; SampleRefused."""
+    """Publishes a version as `publish` does. Raises: UnknownName: no run feeds the policy; SampleRefused."""
     if database.sql("SELECT 1 FROM experience_runs WHERE policy = :p LIMIT 1", {"p": policy}).first() is None:
         raise UnknownName(f"unknown policy {policy!r}: no run feeds it; `megaflow experience open` first")
     return publish(database, policy, version)
 
 
 def settle(database: Database, policy: str, version: str, *, refused: str = "") -> None:
-    """Makes a published version live, or refuse it.
+    """Makes a published version live, or refuses it. refused: the reason; empty: it becomes live.
 
-    Raises: UnknownName: it was not published. SampleRefused: a newer one is live: versions do not go back.
+    Raises: UnknownName: it was not published. SampleRefused: a newer version is live: versions do not go back.
     """
     with database.begin() as connection:
         values = {"policy": policy, "version": version, "refused": refused}
@@ -155,21 +155,21 @@ def _refuse_older(connection: Connection, policy: str, version: str, number: int
 
 
 def live_number(connection: Connection, policy: str) -> int | None:
-    """Number of the newest live version; None: there is none."""
+    """Returns the number of the newest live version; None: there is none."""
     statement = "SELECT max(number) FROM policy_versions WHERE policy = :policy AND state = 'live'"
     number: int | None = sql(connection, statement, {"policy": policy}).scalar()
     return number
 
 
 def live_weights(connection: Connection, policy: str) -> str | None:
-    """Returns the path of the newest live version's weights; None: not known."""
+    """Returns the path of the newest live version's weights; None: no live version, or the path is unknown."""
     statement = "SELECT weights FROM policy_versions WHERE policy = :policy AND state = 'live' ORDER BY number DESC"
     path: str | None = sql(connection, f"{statement} LIMIT 1", {"policy": policy}).scalar()
     return path
 
 
 def open_run(database: Database, run: ExperienceRun) -> None:
-    """Have a run's attempts become samples. Raises: UnknownName; SampleRefused: no training, or other options."""
+    """Makes a run's attempts become samples. Raises: UnknownName; SampleRefused: no training run, or other options."""
     values = asdict(run)
     with database.begin() as connection:
         row = sql(connection, "SELECT purpose, quorum FROM runs WHERE id = :run_id", values).first()
@@ -218,18 +218,18 @@ ORDER BY t.finished_at LIMIT :most
 
 
 def ended_attempts(database: Database, most: int, settled: Sequence[UUID] = ()) -> list[EndedAttempt]:
-    """Ended tasks' last attempts, of runs that feed a trainer, of which nothing is on record.
+    """Returns last attempts of ended tasks that are not recorded yet, of runs that feed a trainer; at most `most`.
 
-    settled: runs that are passed over; all tasks of the others are read.
+    settled: runs to skip; the query reads all tasks of the others.
     """
     values = {"most": most, "settled": list(settled)}
     return [EndedAttempt(**row._mapping) for row in database.sql(_ENDED, values)]
 
 
 def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, reason: str = "") -> list[UUID] | None:
-    """Puts on record what came of an attempt, and settle its group.
+    """Records the samples of an attempt, or why it has none, and settles its group.
 
-    None: it is on record already; else the running attempts that the group no longer needs, to be told.
+    Returns the running attempts that the group no longer needs and that must be stopped; None: it was recorded before.
     """
     with database.begin() as connection:
         values = {"group": ended.group_id, "run": ended.run_id, "attempt": ended.attempt_id, "task": ended.task_id}
@@ -268,7 +268,7 @@ _UNKNOWN = """
 SELECT v FROM unnest(CAST(:versions AS text[])) v JOIN experience_runs e ON e.run_id = :run AND NOT e.allow_scripted
 WHERE NOT EXISTS (SELECT FROM policy_versions WHERE policy = :policy AND version = v)"""
 
-# Without a number for each of its versions, what an attempt wrote is as old as can be.
+# If one of its versions is not on record, `oldest` is null: the attempt's samples count as the stalest possible.
 _RECORD = """
 INSERT INTO experience_attempts (attempt_id, task_id, group_id, state, reason, key, samples, tokens, trained_tokens,
     reward, oldest)
@@ -277,7 +277,7 @@ VALUES (:attempt, :task, :group, :state, :reason, :key, :samples, :tokens, :trai
     WHERE policy = :policy AND version = ANY(CAST(:versions AS text[])) AND :known))
 ON CONFLICT DO NOTHING RETURNING 1"""
 
-# What a replica brings after the quorum is handed out, too, as long as its group is not committed.
+# Samples of replicas that end after the quorum count as long as their group is not committed.
 _AGE = text("""
 UPDATE experience_groups g SET oldest = s.oldest FROM (
     SELECT CASE WHEN bool_and(oldest IS NOT NULL) THEN min(oldest) END AS oldest
@@ -289,12 +289,12 @@ UPDATE experience_groups g SET oldest = s.oldest FROM (
 def next_batch(
     database: Database, run_id: UUID, consumer: str, *, groups: int, lease_s: float, max_staleness: int | None = None
 ) -> Lease | None:
-    """Leases the oldest complete groups, at most `groups`, to a run's one consumer; None: none is ready.
+    """Leases the oldest complete groups, at most `groups`, to a run's only consumer; None: none is ready.
 
-    max_staleness: a bound for this batch, below the run's own; older groups are set aside as `stale`. A group in which
-    an unknown version wrote is as stale as can be, with or without a bound.
+    max_staleness: a bound for this batch, at most the run's own; older groups are set aside as `stale`. A group with
+    samples of an unknown version counts as the stalest possible, with or without a bound.
 
-    Raises: UnknownName: the run feeds no trainer. SampleRefused: another has it; no version is live; such a bound.
+    Raises: UnknownName: the run feeds no trainer. SampleRefused: another consumer; no live version; too high a bound.
     """
     values = {"run": run_id, "consumer": consumer, "most": groups, "lease_s": lease_s}
     with database.begin() as connection:
@@ -342,7 +342,7 @@ def next_batch(
 
 
 def _lapse(connection: Connection, run_id: UUID) -> None:
-    """Offers again what was not committed in time."""
+    """Ends leases that have expired; their groups are offered again."""
     sql(
         connection,
         "WITH lapsed AS (UPDATE experience_leases SET state = 'lapsed' WHERE run_id = :run AND state = 'open'"
@@ -353,7 +353,7 @@ def _lapse(connection: Connection, run_id: UUID) -> None:
 
 
 def renew(database: Database, lease_id: UUID, *, lease_s: float) -> None:
-    """Keeps a lease for `lease_s` more seconds. Raises: SampleRefused: it was offered again or is committed."""
+    """Extends a lease to `lease_s` seconds from now. Raises: SampleRefused: it has lapsed, is committed or unknown."""
     renewed = database.sql(
         "UPDATE experience_leases SET expires_at = clock_timestamp() + make_interval(secs => :lease_s)"
         " WHERE id = :lease AND state = 'open' RETURNING 1",
@@ -366,17 +366,17 @@ def renew(database: Database, lease_id: UUID, *, lease_s: float) -> None:
 def commit(database: Database, lease_id: UUID, version: str) -> None:
     """Records that a lease's groups were trained on, which is final. Repeating with the same version changes nothing.
 
-    Raises: SampleRefused: it lapsed and was offered again, was committed with another version; it was refused, or a
+    Raises: SampleRefused: the lease has lapsed or was committed with another version; the version was refused, or a
         newer one is live or was committed before. UnknownName: no such lease, or the version was not published.
     """
     values = {"lease": lease_id, "version": version}
     with database.begin() as connection:
-        found = sql(
+        lease = sql(
             connection, "SELECT state, version FROM experience_leases WHERE id = :lease FOR UPDATE", values
         ).first()
-        if found is None:
+        if lease is None:
             raise UnknownName(f"unknown lease {lease_id}")
-        if found.state == "committed" and found.version == version:
+        if lease.state == "committed" and lease.version == version:
             return
         statement = (
             "SELECT p.policy, p.number, p.state FROM policy_versions p JOIN experience_runs r ON r.policy = p.policy"
@@ -385,8 +385,8 @@ def commit(database: Database, lease_id: UUID, version: str) -> None:
         known = sql(connection, statement, values).first()
         if known is None:
             raise UnknownName(f"unknown version {version!r} of the run's policy; publish it before the commit")
-        if found.state != "open":
-            what = f"committed with version {found.version!r}" if found.state == "committed" else "lapsed"
+        if lease.state != "open":
+            what = f"committed with version {lease.version!r}" if lease.state == "committed" else "lapsed"
             raise SampleRefused(f"expected an open lease; found that {lease_id} is {what}: nothing was committed now")
         if known.state == "refused":
             raise SampleRefused(
@@ -401,16 +401,16 @@ def commit(database: Database, lease_id: UUID, version: str) -> None:
             values,
         )
         sql(connection, "UPDATE experience_groups SET state = 'committed' WHERE lease_id = :lease", values)
-        events.wake_dispatcher(connection)  # what waits for a new policy
+        events.wake_dispatcher(connection)  # tasks may be waiting for a new policy version
 
 
 def release(database: Database, run_id: UUID, consumer: str) -> None:
-    """Lets another consumer have the run: open leases lapse at once. Raises: SampleRefused: another has it."""
+    """Frees a run for another consumer: open leases lapse at once. Raises: SampleRefused: another consumer has it."""
     with database.begin() as connection:
         values = {"run": run_id, "consumer": consumer}
         statement = "SELECT consumer FROM experience_runs WHERE run_id = :run FOR UPDATE"
-        if (has := sql(connection, statement, values).scalar()) not in (None, consumer):
-            raise SampleRefused(f"expected {has!r}, which has the run, found {consumer!r}; nothing was released")
+        if (holder := sql(connection, statement, values).scalar()) not in (None, consumer):
+            raise SampleRefused(f"expected {holder!r}, which has the run, found {consumer!r}; nothing was released")
         sql(
             connection,
             "UPDATE experience_leases SET expires_at = clock_timestamp() WHERE run_id = :run AND consumer = :consumer"

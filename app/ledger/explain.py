@@ -1,4 +1,4 @@
-"""Explains a task: what each phase took, what it waits for, what is limiting now, what would help."""
+"""Explains a task: the duration of each phase, what it waits for, its limiting factors and what would help."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PAUSED_AT = datetime.fromisoformat(PAUSED)
 
 
 def task(database: Database, settings: Settings, task_id: UUID) -> TaskStory:
-    """Live from the rows, with what the dispatcher noted of the past. Raises: UnknownName."""
+    """Explains a task from its rows and from the limits that the dispatcher recorded. Raises: UnknownName."""
     with database.begin() as connection:
         row = connection.execute(_TASK, {"id": task_id}).first()
         if row is None:
@@ -85,7 +85,7 @@ def queue_of_task(row: Row[Any]) -> QueueKey:
 def history(
     connection: Connection, queue: QueueKey, run_id: UUID, since: datetime, now: datetime
 ) -> dict[str, LimitIntervals]:
-    """Returns, by limit, the times when it kept this queue waiting; including the run's pauses."""
+    """Returns for each limit the intervals when it kept this queue waiting, including the run's pauses."""
     rows = sql(
         connection,
         "SELECT limit_name, since, coalesce(until, :now) AS until FROM bindings"
@@ -125,7 +125,7 @@ def waited(
     """Splits a waiting window by cause, longest first. not_before: when a delayed retry was due, if known."""
     end = window.end or now
     begin, shares = window.begin, []
-    # Who resumes a run writes over when its retries were due.
+    # Resuming a run overwrites the time when its retries were due.
     resumed = any(limit.startswith("pause:run:") and bounds.within(begin, end) for limit, bounds in limits.items())
     if not_before is not None and not_before > begin and not resumed:
         shares.append(Share(BACKOFF, (min(end, not_before) - begin).total_seconds()))
@@ -135,7 +135,7 @@ def waited(
 
 
 def _attempt_stories(connection: Connection, row: Row[Any], attempts: Sequence[Row[Any]]) -> list[AttemptStory]:
-    """Returns the attempts, and one more that has no row yet when the task waits or has ended in line."""
+    """Returns the attempts, and the next one without a row if the task waits or ended in its queue."""
     reopened = sql(
         connection, "SELECT at FROM events WHERE task_id = :id AND kind = 'task.reopened'", {"id": row.id}
     ).scalars()
@@ -200,7 +200,7 @@ def current_state(
     attempts: Sequence[Row[Any]],
     tries: Sequence[AttemptStory],
 ) -> CurrentState:
-    """Raises nothing: an answer for every state that is not an end."""
+    """Describes what an unfinished task waits for or does, in every state that is not an end. Raises nothing."""
     since = tries[-1].steps[-1].begin if tries and tries[-1].steps else row.accepted_at
     match row.state:
         case "pending":
@@ -253,7 +253,7 @@ FROM tasks WHERE state = 'pending' AND in_line AND requested_mode = :mode AND re
 
 
 def _place(connection: Connection, row: Row[Any], state: SchedulerState) -> QueuePosition:
-    """Finds a task's place in its queue, in the order of the queue's index: see `app.ledger.waiting.heads`."""
+    """Returns a task's position in its queue, in the order of the queue's index: see `app.ledger.waiting.heads`."""
     own = connection.execute(
         _BEFORE,
         {
@@ -267,14 +267,14 @@ def _place(connection: Connection, row: Row[Any], state: SchedulerState) -> Queu
             "user": row.user_name,
         },
     ).one()
-    beside = sql(
+    rows = sql(
         connection,
         "SELECT user_name, count(*) AS waiting FROM tasks WHERE state = 'pending' AND in_line"
         " AND requested_mode = :mode AND resource_class = :class AND user_name <> :user"
         " GROUP BY user_name ORDER BY waiting DESC, user_name",
         {"mode": row.requested_mode, "class": row.resource_class, "user": row.user_name},
     )
-    others = tuple(OtherUser(other.user_name, other.waiting, state.users[other.user_name]) for other in beside)
+    others = tuple(OtherUser(other.user_name, other.waiting, state.users[other.user_name]) for other in rows)
     return QueuePosition(own.before + 1, own.length, others)
 
 

@@ -1,4 +1,4 @@
-"""Explains a run: where its time went, what limits the rest of it, what would help."""
+"""Explains a run: where its time went, what limits its remaining tasks, and what would help."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from app.settings import Settings
 
 _SLOWEST = 5
 _LONG_S = 30.0
-"""Normal seconds from a slot to a worker's claim: an instance takes seconds to start."""
+"""Longest normal time from admission to a worker's claim, in seconds: an instance takes seconds to start."""
 
 
 def run(database: Database, settings: Settings, run_id: UUID) -> RunStory:
@@ -60,7 +60,7 @@ _RUN = text("SELECT id, name, user_name, total, clock_timestamp() AS now FROM ru
 
 
 class _Times:
-    """All windows and spans of a run, from three queries."""
+    """Waiting windows and phase spans of all tasks of a run, read with three queries."""
 
     def __init__(self, connection: Connection, run_row: Row[Any]) -> None:
         self._run, self._now = run_row, run_row.now
@@ -80,9 +80,9 @@ class _Times:
     def _add(self, row: Row[Any], attempts: Sequence[Row[Any]], reopened: Iterable[datetime]) -> None:
         own: dict[str, float] = defaultdict(float)
         tried = [AttemptTimes(attempt.dispatched_at, attempt.finished_at) for attempt in attempts]
-        found = windows(row.accepted_at, row.finished_at, tried, reopened)
-        for window in found:
-            due = explain.due_at(row, window) if window is found[-1] else None
+        task_windows = windows(row.accepted_at, row.finished_at, tried, reopened)
+        for window in task_windows:
+            due = explain.due_at(row, window) if window is task_windows[-1] else None
             self._windows[explain.queue_of_task(row)].append((window, due))
             self._note(own, LINE, window.seconds(self._now), over=window.end is not None)
         for attempt in attempts:
@@ -94,7 +94,7 @@ class _Times:
 
     def _note(self, own: dict[str, float], phase: str, seconds: float, *, over: bool) -> None:
         own[phase] += seconds
-        if over:  # what still lasts would pull the spread down
+        if over:  # unfinished phases would pull the spread down
             self._seconds[phase].append(seconds)
 
     def spreads(self) -> tuple[Spread, ...]:
@@ -108,7 +108,7 @@ class _Times:
         )
 
     def waits(self, connection: Connection) -> tuple[Share, ...]:
-        """Seconds of all tasks by limit: in line, and what their attempts waited for."""
+        """Returns the seconds that all tasks waited, by limit: in their queues and within their attempts."""
         seconds: dict[str, float] = defaultdict(float)
         for queue, waited in self._windows.items():
             since = min(window.begin for window, _ in waited)
@@ -140,14 +140,14 @@ _WAITS = text(
 
 
 def spread(phase: str, seconds: Sequence[float]) -> Spread:
-    """Nearest-rank percentiles of at least one value."""
+    """Returns the nearest-rank percentiles of at least one value."""
     ordered = sorted(seconds)
     p50, p90 = (ordered[math.ceil(len(ordered) * share) - 1] for share in (0.5, 0.9))
     return Spread(phase, len(ordered), p50, p90, ordered[-1], sum(ordered))
 
 
 def _retries(connection: Connection, run_id: UUID) -> tuple[tuple[str, int], ...]:
-    """Attempts that gave no score, by what ended them; a person's decision is none of them."""
+    """Counts attempts that were not scored, by end reason; without those cancelled."""
     rows = sql(
         connection,
         "SELECT coalesce(a.end_reason, a.state) AS reason, count(*) AS attempts FROM tasks t"
@@ -189,7 +189,7 @@ def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tup
 
 
 def _unclaimed(connection: Connection, run_id: UUID) -> str:
-    """Reports tasks with a slot but no worker, and the task whose story has the reason; empty: no long wait."""
+    """Reports tasks that wait long for a worker, and the command that explains the first; empty: no long wait."""
     row = sql(
         connection,
         "SELECT count(*) OVER () AS tasks, t.id, extract(epoch FROM clock_timestamp() - a.dispatched_at) AS s"

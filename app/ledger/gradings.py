@@ -1,7 +1,7 @@
-"""Gradings of attempts whose agent has ended: queued, published, claimed by a grader, put back when it is lost.
+"""Queues, publishes and claims gradings of attempts whose agent has ended; a lost grader's grading is put back.
 
-A writer that holds a grading carries its number (`Claim.grading`), as every writer carries the attempt's. Locks are
-taken in the order of `app.ledger.attempts`: instance, attempt, task; every writer of a grading locks its attempt first.
+A writer of a grading carries the grading's number (`Claim.grading`), as every writer carries the attempt's. Locks are
+acquired as in `app.ledger.attempts`: instance, attempt, task; every writer of a grading locks its attempt first.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from app.models.instance import InstanceMode
 from app.models.outcome import AgentResult, Artifact, Failure, WakeUpMessage
 
 MOST_FAULTS = 3
-"""Graders lost and gradings failed before the attempt ends as not scored."""
+"""Number of lost graders and failed gradings after which the attempt ends as not scored."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradingClaim:
-    """The right to grade one attempt, what its agent left, and what is on its account so far."""
+    """The right to grade one attempt; its agent's result; the environment and waits that are recorded so far."""
 
     claimed: Claim
     result: AgentResult
@@ -88,7 +88,7 @@ SELECT t.id FROM tasks t JOIN attempts a ON a.task_id = t.id AND a.number = t.at
 WHERE a.id = ANY(CAST(:ids AS uuid[])) AND t.state = 'failed' AND jsonb_exists(a.environment, 'submission')
 ORDER BY t.id FOR UPDATE OF t
 """)
-# The next fault is the last: it is not the agent's turn again.
+# Sets the faults so that the next one ends the task: the agent must not run again.
 _MOVES = (
     "has_dependents = EXISTS (SELECT FROM task_dependencies d WHERE d.on_task = tasks.id),"
     " state = 'pending', faults = max_attempts - 1, in_line = false, finished_at = NULL, end_reason = NULL,"
@@ -96,7 +96,7 @@ _MOVES = (
     "state = 'admitted', attempts = attempts + 1",
     "state = 'running'",
 )
-# Its environment is the earlier attempt's to account for.
+# The environment's facts are copied from the earlier attempt, to which the environment belongs.
 _QUEUE_AGAIN = text("""
 WITH new AS (
     INSERT INTO attempts (id, task_id, number, state, user_name, mode, resource_class, instance_id, claimed_at, phases,
@@ -123,9 +123,9 @@ RETURNING task_id
 
 
 def queue_again(database: Database, attempt_ids: Sequence[UUID]) -> set[UUID]:
-    """Have graders grade once more what failed tasks' last attempts left, each as an attempt without an agent.
+    """Queues what the last attempts of failed tasks left for another grading, each as a new attempt without an agent.
 
-    Returns the tasks; one of which nothing was left to a grader, or that has gone on, is passed over.
+    Returns these tasks. Skips a task if nothing was left to a grader, or if the task has continued since.
     """
     with database.begin() as connection:
         task_ids = list(connection.execute(_FAILED, {"ids": list(attempt_ids)}).scalars())
@@ -137,8 +137,8 @@ def queue_again(database: Database, attempt_ids: Sequence[UUID]) -> set[UUID]:
     return queued
 
 
-# Twice as many as the graders have slots are in the broker or in hand: each finds its next one there, and the broker
-# stays nearly empty, however many wait. The user's turn comes next who has the fewest in hand.
+# At most twice as many gradings as graders have slots are published or claimed: a grader finds its next one in the
+# broker, which stays nearly empty, however many wait. The user with the fewest such gradings comes next.
 _DUE = text("""
 WITH room AS MATERIALIZED (
     SELECT i.resource_class, 2 * sum(i.slots) - (SELECT count(*) FROM gradings g
@@ -166,7 +166,7 @@ FROM room CROSS JOIN LATERAL (
 
 
 def unpublished(connection: Connection, older_than_s: float) -> list[QueuedMessage]:
-    """Returns the next gradings whose message was not sent in `older_than_s`, as many as graders will soon take."""
+    """Returns gradings not published within `older_than_s` seconds, at most as many as graders will soon take."""
     rows = connection.execute(_DUE, {"age": older_than_s})
     return [
         QueuedMessage(
@@ -180,7 +180,7 @@ def unpublished(connection: Connection, older_than_s: float) -> list[QueuedMessa
 
 
 def mark_published(connection: Connection, attempt_ids: Sequence[UUID]) -> None:
-    """Notes that messages of these gradings are in the broker; those that are being claimed are skipped."""
+    """Records that the broker has the messages of these gradings; skips gradings that are claimed or being claimed."""
     sql(
         connection,
         "UPDATE gradings SET published_at = clock_timestamp() WHERE attempt_id IN (SELECT attempt_id FROM gradings"
@@ -190,7 +190,7 @@ def mark_published(connection: Connection, attempt_ids: Sequence[UUID]) -> None:
 
 
 def give_back(database: Database, message: WakeUpMessage) -> None:
-    """Returns a message unclaimed, from a grader that takes nothing new: the dispatcher sends it again at once."""
+    """Gives back the message of a grader that takes nothing new: the dispatcher sends it again at once."""
     with database.begin() as connection:
         sql(
             connection,
@@ -200,7 +200,7 @@ def give_back(database: Database, message: WakeUpMessage) -> None:
         events.wake_dispatcher(connection)
 
 
-# The claim of an instance is found again by that instance: an answer may be lost on its way.
+# An instance that repeats its claim gets the same grading again: the first answer may have been lost.
 _CLAIM = text("""
 WITH free AS MATERIALIZED (
     SELECT id, resource_class FROM instances WHERE id = :instance AND mode = 'grading' AND state = 'ready' FOR UPDATE
@@ -234,9 +234,9 @@ SELECT * FROM moved
 
 
 def claim(database: Database, message: WakeUpMessage, instance_id: UUID, *, lease_s: float) -> GradingClaim | None:
-    """Takes a grading for a grader, with a lease; None when there is nothing to take (a stale or doubled message).
+    """Claims a grading for a grader, with a lease; None: nothing to claim (a stale or duplicate message).
 
-    Safe to repeat by an instance that has not got it in hand. Raises: DatabaseUnavailable: it may have been done.
+    An instance may repeat it until it works on the grading. Raises: DatabaseUnavailable: the claim may be committed.
     """
     values = {"id": message.attempt_id, "number": message.number, "instance": instance_id, "lease": lease_s}
     with database.begin() as connection:
@@ -281,9 +281,9 @@ SELECT attempt_id, over FROM held
 
 
 def put_back(database: Database, claimed: Claim, failure: Failure | None, retry: RetryPolicy) -> bool:
-    """Gives a grading to another grader. False: it has failed too often, or its task is cancelled; nothing was written.
+    """Queues a grading for another grader. False, and nothing was written: too many faults, or its task is cancelled.
 
-    failure: why it failed; None: its grader was told to stop, which is no fault. Raises: StaleWriter.
+    failure: why it failed; None: its grader had to stop, which is no fault. Raises: StaleWriter.
     """
     with database.begin() as connection:
         if numbers(connection, [claimed.attempt_id]).get(claimed.attempt_id) != claimed.grading:
@@ -294,9 +294,9 @@ def put_back(database: Database, claimed: Claim, failure: Failure | None, retry:
 def lose(
     connection: Connection, attempt_ids: Sequence[UUID], failure: Failure | None, retry: RetryPolicy
 ) -> list[UUID]:
-    """Takes gradings away from their graders, within the caller's transaction; the attempts that ended by it.
+    """Takes gradings away from their graders, within the caller's transaction; returns the attempts that ended with it.
 
-    failure: as of `put_back`. A grading that has been lost too often ends its attempt, and so does a cancelled task.
+    failure: as in `put_back`. An attempt ends if its grading was lost too often or its task is cancelled.
     """
     if not attempt_ids:
         return []
@@ -310,20 +310,20 @@ def lose(
 def take_away(
     connection: Connection, attempt_ids: Sequence[UUID], failure: Failure, end_reason: EndReason, retry: RetryPolicy
 ) -> list[UUID]:
-    """Takes attempts from their workers and gradings from their graders; the attempts that ended by it."""
+    """Takes attempts from workers and gradings from graders; returns the attempts that ended with it."""
     ended = lose(connection, attempt_ids, failure, retry)
     return ended + ends.lose(connection, [one for one in attempt_ids if one not in ended], failure, end_reason, retry)
 
 
 def numbers(connection: Connection, attempt_ids: Sequence[UUID]) -> dict[UUID, int]:
-    """Locks the attempts that are in grading until the transaction ends; returns the numbers of their claims."""
+    """Locks those attempts that are in grading until the transaction ends; returns their gradings' claim numbers."""
     return {row.id: row.gradings for row in connection.execute(_LOCK, {"ids": list(attempt_ids)})}
 
 
 def _put_back(
     connection: Connection, attempt_ids: Sequence[UUID], failure: Failure | None, retry: RetryPolicy
 ) -> dict[UUID, bool]:
-    """Puts locked, claimed gradings back; returns whether each is over and was left unchanged."""
+    """Puts locked, claimed gradings back. Returns for each whether it must end instead; such a grading is unchanged."""
     values = {
         "ids": list(attempt_ids),
         "fault": int(failure is not None),

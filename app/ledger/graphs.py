@@ -1,11 +1,11 @@
-"""Runs that come after other tasks: none of their tasks begins before all of those have succeeded.
+"""Makes runs wait for other tasks: no task of such a run begins before all its upstream tasks have succeeded.
 
-`tasks.waits` keeps them out of the queue, whatever pauses and delays do to `in_line` and `available_at`: a constraint
-of the table. A run that comes after a task marks it (`has_dependents`) on its locked row. Whichever way a marked task
-ends, an index has it from the same commit on. `settle`, in the dispatcher's pass, looks there alone: it releases or
-cancels what waits, and takes the mark away. It locks what has ended first and then looks at what waits; one `settle`
-runs at a time (`admission.in_turn`), and waits for no lock: what is locked keeps its mark until the next look. So an
-end takes no locks but its own, and no order of ends can block another.
+`tasks.waits` keeps a run's tasks out of the queue, whatever pauses and delays do to `in_line` and `available_at`: a
+constraint of the table. `add` marks the upstream tasks (`has_dependents`) on their locked rows. Whichever way a marked
+task ends, an index lists it from that commit on. `settle`, in the dispatcher's pass, reads only that index: it releases
+or cancels the waiting tasks, and removes the mark. It locks ended tasks first and reads the waiting tasks then. One
+`settle` runs at a time (`admission.in_turn`) and waits for no lock: locked tasks keep their mark until the next pass.
+So an end takes no locks but its own, and no order of ends can block another.
 """
 
 from __future__ import annotations
@@ -51,19 +51,21 @@ _MARK = text(
 
 
 def add(connection: Connection, run_id: UUID, upstream: ComesAfter) -> None:
-    """Keeps what a new run comes after; its tasks are written with `waits`. Locks those, until the caller commits.
+    """Stores the upstream tasks of a new run, whose tasks are written with `waits`. Locks them until the commit.
 
-    What has ended already is marked, too: the next pass releases or cancels, as ever.
+    Upstream tasks that have ended already are marked, too: the next pass releases or cancels the run's tasks as usual.
     """
     rows = [
         {"run_id": run_id, "on_task": task_id, "path": path, "kind": kind} for task_id, path, kind in upstream.rows()
     ]
-    connection.execute(_MARK, {"ids": list(upstream.all)})  # first, in order: the rows' foreign keys lock, too
+    connection.execute(
+        _MARK, {"ids": list(upstream.all)}
+    )  # first, in order: inserting the rows locks them, too (foreign keys)
     connection.execute(insert(TaskDependencyRow), rows)
 
 
 def check_same(connection: Connection, run_id: UUID, upstream: ComesAfter, key: str | None) -> None:
-    """Raises: IdempotencyConflict: the run with this key comes after something else."""
+    """Raises: IdempotencyConflict: the run with this key has other upstream tasks or inputs."""
     statement = "SELECT on_task, path, kind FROM task_dependencies WHERE run_id = :run"
     if {tuple(row) for row in sql(connection, statement, {"run": run_id})} != upstream.rows():
         raise IdempotencyConflict(
@@ -76,7 +78,7 @@ _ENDED = text(
     "SELECT id, state FROM tasks WHERE has_dependents AND state IN ('succeeded', 'failed', 'cancelled')"
     " ORDER BY id LIMIT :most FOR NO KEY UPDATE SKIP LOCKED"
 )
-# For each run alone, and only as far as the first that goes on: its upstream may be a thousand.
+# Checks each run separately, up to its first upstream task that has not succeeded: there may be a thousand.
 _READY = text("""
 WITH later AS MATERIALIZED (SELECT DISTINCT run_id FROM task_dependencies WHERE on_task = ANY(CAST(:ids AS uuid[])))
 SELECT l.run_id FROM later l WHERE (
@@ -90,7 +92,7 @@ WITH free AS MATERIALIZED (
 )
 UPDATE tasks t SET waits = false FROM free WHERE t.id = free.id RETURNING t.id, t.run_id
 """)
-# In the words of a failure; `u` is the task that did not succeed.
+# A failure as JSON; `u` is the upstream task that did not succeed.
 _WHY = f"""jsonb_build_object('error', '{UPSTREAM_NOT_SUCCEEDED}', 'message', 'task ' || u.name || ' (' || u.id
     || '), after which it comes, ' || CASE WHEN u.state IN ('failed', 'cancelled')
         THEN 'ended as ' || u.state || coalesce(' (' || u.end_reason || ')', '') ELSE 'is being cancelled' END)"""
@@ -105,7 +107,8 @@ UPDATE tasks t SET state = 'cancelled', end_reason = 'cancelled', finished_at = 
 FROM free JOIN tasks u ON u.id = free.on_task WHERE t.id = free.id
 RETURNING t.id, t.run_id, free.on_task, t.failure->>'message' AS why
 """)  # noqa: S608
-# A run that waits for more is seen to when the last of that has ended. Others may be left that were locked or too many.
+# Keeps the mark while dependents are left that were locked or above the limit. A run that waits for further tasks needs
+# no mark here: the last of those to end releases it.
 _SEEN_TO = text("""
 WITH left_over AS MATERIALIZED (
     SELECT DISTINCT run_id FROM tasks WHERE run_id = ANY(CAST(:runs AS uuid[])) AND state = 'pending' AND waits
@@ -120,9 +123,9 @@ UPDATE tasks e SET has_dependents = false WHERE e.id = ANY(CAST(:ids AS uuid[]))
 
 
 def settle(connection: Connection, most: int) -> int:
-    """Releases or cancel what waited for tasks that have ended, at most about `most`; how many.
+    """Releases or cancels tasks whose upstream tasks have ended, about `most` at most; returns their number.
 
-    The caller holds `admission.in_turn`. What a failure cancels may have dependents of its own: on down the graph.
+    The caller holds `admission.in_turn`. Cancelled tasks may have dependents of their own: later rounds cancel these.
     """
     settled = 0
     for _ in range(_ROUNDS):
@@ -170,7 +173,7 @@ _WAIT_FOR_NOTHING = text(
 
 
 def look_again(database: Database, task_ids: Sequence[UUID]) -> int:
-    """Sees to what these wait for, as if that had ended just now; how many of all were released or cancelled."""
+    """Checks the upstream of these tasks as if it had just ended; returns how many tasks it released or cancelled."""
     values = {"ids": list(task_ids)}
     with database.begin() as connection:
         admission.in_turn(connection)
@@ -181,7 +184,7 @@ def look_again(database: Database, task_ids: Sequence[UUID]) -> int:
         return len(free) + settle(connection, max(1, len(task_ids)))
 
 
-# Before it is asked: what has ended by itself is no root.
+# Runs before the cancellation is requested: tasks that have ended by themselves are no roots.
 _DOWNSTREAM = text("""
 WITH RECURSIVE below AS (
     SELECT id FROM tasks WHERE id = ANY(CAST(:ids AS uuid[])) AND has_dependents
@@ -210,7 +213,7 @@ def downstream(connection: Connection, task_ids: Sequence[UUID]) -> list[UUID]:
 
 
 def say_why(connection: Connection, task_ids: Sequence[UUID]) -> None:
-    """Keeps with those that were cancelled because they come after a task that was, which task that is."""
+    """Records which upstream task was the reason for the cancellation of each of these tasks."""
     _tell_cancelled(connection, connection.execute(_SAY_WHY, {"ids": list(task_ids)}).all())
 
 
@@ -232,7 +235,7 @@ _OVER = text(
 
 
 def concerned(connection: Connection, task_ids: Sequence[UUID]) -> bool:
-    """Whether one of these comes after a task, or before one."""
+    """Whether any of these tasks depends on another task or has dependents."""
     return bool(
         sql(
             connection,
@@ -247,8 +250,8 @@ def concerned(connection: Connection, task_ids: Sequence[UUID]) -> bool:
 def to_retry(connection: Connection, task_ids: Sequence[UUID]) -> list[UUID]:
     """Returns the given tasks that may be retried, and the tasks that were cancelled because of them.
 
-    Not what comes after a task that has not succeeded and is not tried again: it would be cancelled at once. The caller
-    holds `admission.in_turn`.
+    Leaves out tasks with a failed or cancelled upstream task that is not retried: they would be cancelled at once. The
+    caller holds `admission.in_turn`.
     """
     rows = connection.execute(_AGAIN, {"ids": list(task_ids)}).all()
     over = connection.execute(_OVER, {"runs": list({row.run_id for row in rows})}).all()
@@ -259,7 +262,7 @@ def to_retry(connection: Connection, task_ids: Sequence[UUID]) -> list[UUID]:
 
 
 class WaitedFor(NamedTuple):
-    """The first of the tasks that a run waits for, and how many there are."""
+    """The first upstream task that a run waits for, and `tasks`, the number of all that it waits for."""
 
     task_id: UUID
     name: str
@@ -280,7 +283,7 @@ def waits_for(connection: Connection, run_id: UUID) -> WaitedFor | None:
 
 
 class TaskInput(NamedTuple):
-    """An artifact of an earlier task for a path in the environment. `key` None: there is none, and why."""
+    """An artifact of an upstream task, and its path in the environment. `key` None: none; `missing` is the reason."""
 
     path: str
     kind: ArtifactKind
@@ -291,7 +294,7 @@ class TaskInput(NamedTuple):
 
 
 def inputs(database: Database, run_id: UUID) -> list[TaskInput]:
-    """Returns the input files of every task of a run, by path. Raises: DatabaseUnavailable."""
+    """Returns the input files that each task of a run gets, ordered by path. Raises: DatabaseUnavailable."""
     rows = database.sql(
         "SELECT d.path, d.kind, u.id, u.name, f.key, f.missing FROM task_dependencies d"
         " JOIN tasks u ON u.id = d.on_task LEFT JOIN attempts a ON a.task_id = u.id AND a.number = u.attempts"

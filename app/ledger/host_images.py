@@ -1,6 +1,6 @@
 """Records which images each host has, and where persistent instances have room.
 
-Images go by what tasks call them, a reference or the digest of a recipe: known before anything is pulled.
+Images have the key that tasks use, a reference or the digest of a recipe: it is known before anything is pulled.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ FROM standing GROUP BY host
 
 
 def free_slots(connection: Connection, resource_class: str) -> dict[str, int]:
-    """Frees slots of a standing pool that no message is on its way to, by host; none below 0."""
+    """Returns the free slots of a standing pool by host, without slots that a sent message will use; at least 0."""
     rows = connection.execute(_FREE, {"class": resource_class})
     return {row.host: max(0, row.free) for row in rows}
 
@@ -112,7 +112,7 @@ def standing(connection: Connection) -> dict[str, frozenset[str]]:
 
 
 def any_host_will_do(connection: Connection) -> bool:
-    """Whether every waiting task may be placed on whichever host has its image, as those of standing pools may."""
+    """Whether only tasks for standing pools wait: these may be placed on any host that has their image."""
     others = text("SELECT 1 FROM tasks WHERE state = 'pending' AND in_line AND requested_mode = :mode LIMIT 1")
     modes = [mode for mode in Mode if mode is not Mode.PERSISTENT]
     return all(connection.execute(others, {"mode": mode.value}).first() is None for mode in modes)
@@ -134,7 +134,7 @@ class EnvironmentCache:
         self._lock = threading.Lock()
 
     def load(self, connection: Connection, digests: Collection[str]) -> dict[str, EnvironmentSpec]:
-        """Without environments that need no image, and those of specs that a newer version wrote."""
+        """Returns environments by spec digest, without those that need no image or come from a newer version."""
         with self._lock:
             if len(self._cached) > _MOST_CACHED:
                 self._cached.clear()
@@ -169,19 +169,19 @@ class ImagesOfTasks:
         self._environments = EnvironmentCache()
 
     def of(self, connection: Connection, task_ids: Sequence[UUID]) -> Mapping[UUID, str]:
-        """Images by task; empty where a task needs none, or a newer version wrote its spec."""
+        """Returns the image of each task; empty: it needs none, or a newer version wrote its spec."""
         digests = spec_digests(connection, task_ids)
         environments = self._environments.load(connection, set(digests.values()))
         images = {digest: self._key(environment) for digest, environment in environments.items()}
         return {task_id: images.get(digest, "") for task_id, digest in digests.items()}
 
 
-# Every host looks at what exists there, and the host of an instance says that it was swept; for one whose host is not
-# known, or no longer reports, the host of the control plane's leader does.
+# Every host sweeps its own resources, and an instance's host records that the instance was swept. If that host is
+# unknown or no longer reports, the host of the control plane's leader records it.
 
 
 class EndedInstance(NamedTuple):
-    """An instance that was not swept yet. `ours`: this host is the one to say when it was."""
+    """An ended instance that was not swept yet. `ours`: this host must record when it was swept."""
 
     id: UUID
     ours: bool
@@ -213,13 +213,13 @@ def clock_ahead_s(database: Database) -> float:
 
     Raises: DatabaseUnavailable.
     """
-    with database.begin() as connection:  # this host's clock at once: what follows the answer takes time, too
+    with database.begin() as connection:  # read this host's clock before the commit, which takes time, too
         now = sql(connection, "SELECT extract(epoch FROM clock_timestamp())::float8").scalar_one()
         return float(now) - time.time()
 
 
 def swept(database: Database, instance_ids: Sequence[UUID]) -> None:
-    """Nothing of these instances is left. Only the first to say so counts. Raises: DatabaseUnavailable."""
+    """Records that no resources of these instances are left; the first record stays. Raises: DatabaseUnavailable."""
     if not instance_ids:
         return
     database.sql(

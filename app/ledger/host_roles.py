@@ -1,4 +1,4 @@
-"""The role in PostgreSQL by which a joined host writes the ledger: what a worker needs, and nothing else."""
+"""Manages the PostgreSQL roles of joined hosts: each has the rights that a worker needs, and no others."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _GRANTS = {
     "SELECT, INSERT, UPDATE": ("model_sessions", "created_resources", "accounts", "artifacts"),
     "SELECT, INSERT, UPDATE, DELETE": ("leases", "gradings", "semaphore_holders", "hosts", "host_images"),
 }  # fmt: skip
-"""Not among them: users, tokens, webhooks, schedules, other hosts; nothing that is evidence can be deleted."""
+"""Rights by table. Not included: users, tokens, webhooks, schedules, other hosts. Evidence cannot be deleted."""
 
 _WITHHELD = (
     "REVOKE CREATE ON SCHEMA public FROM PUBLIC",
     "DO $$ BEGIN EXECUTE 'REVOKE TEMPORARY ON DATABASE ' || quote_ident(current_database()) || ' FROM PUBLIC'; END $$",
 )
-"""A host makes no tables, not even temporary ones. Whose owner we are not: a warning in the server's log."""
+"""Hosts cannot create tables, even temporary ones. If we do not own the object, PostgreSQL only logs a warning."""
 
 
 def create(connection: Connection, account: str, password: str) -> None:
-    """Makes the role, with its rights. The password does not reach the server: what it is checked against does.
+    """Creates the role with its rights. The server gets only a verifier of the password, not the password.
 
-    Raises: InstallationFailed: the ledger's own user may not make roles.
+    Raises: InstallationFailed: the ledger's own user may not create roles.
     """
     driver = connection.connection.driver_connection
     assert driver is not None
@@ -66,7 +66,7 @@ def create(connection: Connection, account: str, password: str) -> None:
 
 
 def grant(connection: Connection, accounts: Iterable[str]) -> None:
-    """Gives these roles the rights of a worker on the tables that there are now."""
+    """Grants these roles a worker's rights on the tables that exist now."""
     for account in accounts:
         _refuse_odd(account)
         sql(connection, f'REVOKE ALL ON instances FROM "{account}"')  # an earlier release gave all of its columns
@@ -75,10 +75,10 @@ def grant(connection: Connection, accounts: Iterable[str]) -> None:
 
 
 def lock_out(connection: Connection, account: str) -> None:
-    """Lets nothing log in with the role any more, and let the ledger's user end its sessions and drop what it owns."""
+    """Forbids logins with the role, and lets the ledger's user end its sessions and drop what it owns."""
     if not _exists(connection, account):
         return
-    # From PostgreSQL 16 on, who made a role may administer it, but is not a member with its rights.
+    # From PostgreSQL 16 on, the creator of a role may administer it, but does not inherit its rights.
     options = " WITH INHERIT TRUE, SET TRUE" if (connection.dialect.server_version_info or (0,)) >= (16,) else ""
     for statement in (f'ALTER ROLE "{account}" NOLOGIN', f'GRANT "{account}" TO CURRENT_USER{options}'):
         try:
@@ -89,9 +89,9 @@ def lock_out(connection: Connection, account: str) -> None:
 
 
 def remove(database: Database, account: str) -> bool:
-    """Ends the sessions of a role that is locked out, take its rights, drop it with what it owns. Safe to repeat.
+    """Ends a locked-out role's sessions, revokes its rights, and drops it with what it owns. Safe to repeat.
 
-    False: some of it is still to do; the log says why. A role with sessions stays: without it they could not be ended.
+    False: some steps remain; the log gives the reason. A role with sessions is not dropped: it is needed to end them.
     """
     steps: tuple[str, ...] = _REMOVAL
     try:
@@ -101,7 +101,7 @@ def remove(database: Database, account: str) -> bool:
         steps = _REMOVAL[:1]
     try:
         for step in steps:
-            with database.begin() as connection:  # the control worker may be at the same
+            with database.begin() as connection:  # the control worker may do the same concurrently
                 sql(connection, "SELECT 1 FROM joined_hosts WHERE account = :name FOR UPDATE", {"name": account})
                 if _exists(connection, account):
                     sql(connection, step.format(account))

@@ -1,4 +1,4 @@
-"""Machines that join: one-time tokens, and the registry of those that are in."""
+"""Registers machines that join with one-time tokens, and removes those that leave."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class HostSecrets:
     password: str
     """Password of its role in PostgreSQL and its user in Redis."""
     leave: str
-    """Secret with which it leaves."""
+    """Secret that authenticates the host's request to leave."""
 
 
 def invite(database: Database, *, name: str = "", expires_s: float = EXPIRES_S, instance_id: UUID | None = None) -> str:
     """Creates a token with which one machine may join once; it is returned only here.
 
-    name: of the host; empty: what it calls itself. expires_s: seconds. instance_id: the one instance that the machine
-    is: it counts as gone when that has ended.
+    name: of the host; empty: the machine's own name. expires_s: seconds. instance_id: the host's only instance; when it
+    has ended, the host counts as ended, too.
 
     Raises: OptionInvalid; DatabaseUnavailable.
     """
@@ -79,11 +79,11 @@ def invite(database: Database, *, name: str = "", expires_s: float = EXPIRES_S, 
 def admit(
     connection: Connection, token: str, called: str, installation: str, key: str = ""
 ) -> tuple[JoinedHost, HostSecrets, JoinedHost | None]:
-    """Uses a token up: register its host, with a role of its own. All of it goes when the transaction does.
+    """Uses up a token: registers its host and creates the host's role. A rollback undoes all of it.
 
-    called: what the machine calls itself. A name that a host has already gets an end of its own. key: what the machine
-    made for itself. With the key that has used the token up, it is good again until it expires; the host of the answer
-    that was lost is out then, and is returned, too.
+    called: the machine's own name, used if the token has none; a name in use gets a suffix. key: made by the machine.
+    With the key that used up the token, the token works again until it expires: the host of the lost answer is removed,
+    and returned as the third value.
 
     Raises: NotSignedIn: the token is unknown, used or expired. InstallationFailed.
     """
@@ -103,13 +103,13 @@ def admit(
         leave(connection, earlier)
     host_id = uuids.uuid7()
     end = host_id.hex[-12:]
-    ours = HostSecrets(password=secrets.token_urlsafe(32), leave=f"mfl_{secrets.token_urlsafe(32)}")
+    credentials = HostSecrets(password=secrets.token_urlsafe(32), leave=f"mfl_{secrets.token_urlsafe(32)}")
     values = {
         "id": host_id,
         "name": _free_name(connection, row.host_name or called, end),
         "account": f"mf_{installation}_{end}",
-        "broker": digest(ours.password),
-        "secret": digest(ours.leave),
+        "broker": digest(credentials.password),
+        "secret": digest(credentials.leave),
         "instance": row.instance_id,
         "token": digest(token),
         "key": digest(key) if key else None,
@@ -122,8 +122,12 @@ def admit(
         " VALUES (:id, :name, :account, :broker, :secret, :instance) RETURNING joined_at",
         values,
     ).scalar_one()
-    host_roles.create(connection, values["account"], ours.password)
-    return JoinedHost(host_id, values["name"], values["account"], row.instance_id, joined_at, None), ours, earlier
+    host_roles.create(connection, values["account"], credentials.password)
+    return (
+        JoinedHost(host_id, values["name"], values["account"], row.instance_id, joined_at, None),
+        credentials,
+        earlier,
+    )
 
 
 def _why_not(row: Any) -> str:
@@ -137,9 +141,9 @@ def _why_not(row: Any) -> str:
 
 
 def _free_name(connection: Connection, name: str, end: str) -> str:
-    """Two machines may call themselves `localhost`, also one that works here without having joined."""
+    """Returns the name, with a suffix if a host uses it, joined or not: several may call themselves `localhost`."""
     name = name if _NAME.fullmatch(name) else "host"
-    # Names are given one at a time: two that join at once must not both find one free.
+    # One at a time: two machines that join at once must not both get the same free name.
     sql(connection, "SELECT pg_advisory_xact_lock(hashtextextended('joined_hosts', 0))")
     values = {"name": name}
     used = (
@@ -157,7 +161,7 @@ _HOSTS = (
 
 @dataclass(frozen=True, slots=True)
 class HostUse:
-    """A host that works for this ledger. joined_at None: it got its settings by hand, or is the control plane's."""
+    """A host that works for this ledger. joined_at None: configured by hand, or the control plane's own host."""
 
     name: str
     joined_at: datetime | None
@@ -182,17 +186,17 @@ ORDER BY 1
 
 
 def in_use(database: Database) -> list[HostUse]:
-    """Returns all hosts, by name: those that joined, those that report their images, those with standing instances."""
+    """Returns all hosts by name: joined hosts, hosts that report images, and hosts with live instances."""
     return [HostUse(**row._asdict()) for row in database.sql(_USE)]
 
 
 def joined(database: Database) -> list[JoinedHost]:
-    """Returns the hosts that are in, by name."""
+    """Returns the joined hosts that have not left, ordered by name."""
     return [JoinedHost(**row._asdict()) for row in database.sql(f"{_HOSTS} ORDER BY j.name")]
 
 
 def any_joined(database: Database) -> bool:
-    """Whether a host has ever joined: otherwise there are no accounts to look after."""
+    """Whether a host has ever joined; if not, no accounts need maintenance."""
     return bool(database.sql("SELECT EXISTS (SELECT FROM joined_hosts)").scalar_one())
 
 
@@ -212,13 +216,13 @@ def by_secret(database: Database, secret: str) -> JoinedHost | None:
 
 
 def broker_users(database: Database) -> dict[str, str]:
-    """Returns the users that Redis is to have for the hosts that are in, with the digests of their passwords."""
+    """Returns the Redis users that joined hosts need, with the digests of their passwords."""
     rows = database.sql("SELECT account, broker_sha256 FROM joined_hosts WHERE left_at IS NULL")
     return {row.account: row.broker_sha256 for row in rows}
 
 
 def ended(database: Database) -> list[JoinedHost]:
-    """Returns the hosts that were one instance each, which has ended."""
+    """Returns the hosts that were invited for one instance, which has ended."""
     rows = database.sql(
         f"{_HOSTS} AND EXISTS (SELECT FROM instances i WHERE i.id = j.instance_id"
         " AND i.state IN ('terminated', 'failed'))"
@@ -227,14 +231,14 @@ def ended(database: Database) -> list[JoinedHost]:
 
 
 def leave(connection: Connection, host: JoinedHost) -> None:
-    """Removes the host and locks out its role; `host_roles.remove` does the rest. Safe to repeat."""
+    """Marks the host as left and locks out its role; `host_roles.remove` drops the role later. Safe to repeat."""
     values = {"id": host.id}
     sql(connection, "UPDATE joined_hosts SET left_at = coalesce(left_at, clock_timestamp()) WHERE id = :id", values)
     host_roles.lock_out(connection, host.account)
 
 
 def drop_roles(database: Database) -> bool:
-    """Drops the roles of hosts that are out; False: the log says which stay, and why."""
+    """Drops the roles of hosts that have left; False: some remain, and the log gives the reason."""
     statement = "SELECT account FROM joined_hosts JOIN pg_roles ON rolname = account WHERE left_at IS NOT NULL"
     accounts = list(database.sql(statement).scalars())
     dropped = [host_roles.remove(database, account) for account in accounts]
@@ -242,7 +246,7 @@ def drop_roles(database: Database) -> bool:
 
 
 def grant_again(database: Database) -> None:
-    """Gives the hosts that are in their rights on tables that a migration added."""
+    """Grants the joined hosts their rights again, for tables that a migration added."""
     with database.begin() as connection:
         host_roles.grant(
             connection, sql(connection, "SELECT account FROM joined_hosts WHERE left_at IS NULL").scalars()
