@@ -27,27 +27,31 @@ class CommandEntry(NamedTuple):
 COMMANDS: dict[str, CommandEntry] = {
     "demo": CommandEntry("demo", RUN, "Set everything up, run the demo dataset with three agents"),
     "submit": CommandEntry("submit", RUN, "Submit a dataset as one run", remote=True),
-    "train": CommandEntry("train", RUN, "Train a policy: for each step a run, its groups, the trainer"),
-    "cancel": CommandEntry("runs", RUN, "End a run or a task; containers go with it", remote=True),
-    "retry": CommandEntry("runs", RUN, "Run again what was not scored; earlier attempts stay", remote=True),
+    "train": CommandEntry("train", RUN, "Train a policy"),
+    "cancel": CommandEntry("runs", RUN, "Cancel a run or a task; its containers are removed", remote=True),
+    "retry": CommandEntry("runs", RUN, "Run tasks again that were not scored; earlier attempts stay", remote=True),
     "schedule": CommandEntry(
-        "schedules", RUN, "Recurring evaluations, kept in PostgreSQL and started by beat", remote=True
+        "schedules", RUN, "Recurring evaluations, stored in PostgreSQL and started by beat", remote=True
     ),
     "shell": CommandEntry("shell", RUN, "Open a terminal in a task's environment"),
     "runs": CommandEntry("runs", LOOK, "List runs, newest first", remote=True),
-    "status": CommandEntry("runs", LOOK, "Where a run stands", remote=True),
-    "show": CommandEntry("runs", LOOK, "Everything about one task: attempts, phases, verdict, evidence", remote=True),
-    "logs": CommandEntry("runs", LOOK, "The events of a task, then its agent's log", remote=True),
-    "artifacts": CommandEntry("runs", LOOK, "List what an attempt left as evidence, or fetch it", remote=True),
+    "status": CommandEntry("runs", LOOK, "Show a run: every task with its mode, instance, end and times", remote=True),
+    "show": CommandEntry(
+        "runs", LOOK, "Show everything about one task: attempts, phases, verdict, artifacts", remote=True
+    ),
+    "logs": CommandEntry("runs", LOOK, "Print a task's events, its agent's log and its test report", remote=True),
+    "artifacts": CommandEntry("runs", LOOK, "List the artifacts of a task's attempts, or fetch them", remote=True),
     "explain": CommandEntry("explain", LOOK, "Show which limit binds, since when, and what would help", remote=True),
-    "usage": CommandEntry("usage", LOOK, "Tokens, dollars, model time and environment time", remote=True),
+    "usage": CommandEntry(
+        "usage", LOOK, "Print tokens, dollars, model time and environment time; most expensive first", remote=True
+    ),
     "events": CommandEntry("events", LOOK, "Print events, one JSON object per line", remote=True),
     "report": CommandEntry(
-        "report", EVALUATE, "A run's pass rate with its interval, what was lost and why, cost", remote=True
+        "report", EVALUATE, "Print a run's pass rate with its interval, the tasks not scored, cost", remote=True
     ),
-    "compare": CommandEntry("report", EVALUATE, "What the second run has over the first, task by task", remote=True),
+    "compare": CommandEntry("report", EVALUATE, "Compare the second run with the first, task by task", remote=True),
     "diagnose": CommandEntry(
-        "report", EVALUATE, "What went wrong in a run, by what the failures have in common", remote=True
+        "report", EVALUATE, "Group a run's failures by what they have in common, the most frequent first", remote=True
     ),
     "sweep": CommandEntry("sweep", EVALUATE, "Run the same tasks with several values of one setting, and compare"),
     "export": CommandEntry(
@@ -62,17 +66,19 @@ COMMANDS: dict[str, CommandEntry] = {
     "experience": CommandEntry(
         "experience", EVALUATE, "Training samples: choose the runs that feed a trainer, serve samples over HTTP"
     ),
-    "regrade": CommandEntry("regrade", EVALUATE, "Judge a run's kept test reports again, without agents", remote=True),
-    "record": CommandEntry("record", EVALUATE, "Fetch what a run's models said"),
+    "regrade": CommandEntry(
+        "regrade", EVALUATE, "Grade a run's stored test reports again, without agents", remote=True
+    ),
+    "record": CommandEntry("record", EVALUATE, "Store a run's model answers, one file per task"),
     "dataset": CommandEntry("dataset", EVALUATE, "Datasets: list, fetch, look at and check them"),
     "env": CommandEntry("env", EVALUATE, "Environments: build the images of tasks from sources"),
     "agents": CommandEntry("agents", EVALUATE, "Agents: list them, install their frameworks"),
-    "models": CommandEntry("models", EVALUATE, "Models: which engines answer for a model's name"),
+    "models": CommandEntry("models", EVALUATE, "Models and the inference servers that serve them"),
     "up": CommandEntry("stack", OPERATE, "Start everything on this machine"),
-    "web": CommandEntry("web", OPERATE, "Print where the web server is, with a link that signs you in"),
-    "mcp": CommandEntry("web", LOOK, "Answer an assistant by the Model Context Protocol", remote=True),
+    "web": CommandEntry("web", OPERATE, "Print the web server's address, with a link that signs you in"),
+    "mcp": CommandEntry("web", LOOK, "Serve an assistant by the Model Context Protocol", remote=True),
     "down": CommandEntry("stack", OPERATE, "Stop everything that `up` started"),
-    "doctor": CommandEntry("stack", OPERATE, "Look at everything that a task needs"),
+    "doctor": CommandEntry("stack", OPERATE, "Check everything that a task needs"),
     "pause": CommandEntry("control", OPERATE, "Admit no more tasks of a run", remote=True),
     "resume": CommandEntry("control", OPERATE, "Admit the tasks of a paused run again", remote=True),
     "pauses": CommandEntry("control", OPERATE, "List paused runs"),
