@@ -27,7 +27,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 class _ByFile(LoadFileScheduling):
     """Sends each file to one process. Acceptance tests, which share a whole system, go in two halves. Attacks on
-    grading, which share nothing and take long, go one by one.
+    grading, which share no state and take long, go one by one.
     """
 
     def _split_scope(self, nodeid: str) -> str:
