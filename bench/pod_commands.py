@@ -16,7 +16,7 @@ from app.environments.runtimes.kubernetes.cluster import cluster_of
 from app.environments.runtimes.kubernetes.provider import KubernetesProvider
 from app.models.spec import EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
-from megaflow.contract.environments.ground import tags_of
+from megaflow.contract.environments.fixture import tags_of
 from tests.kubernetes import FakeCluster
 
 

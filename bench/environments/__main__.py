@@ -37,7 +37,7 @@ from app.stack import base_image, engine
 from bench import control_record
 from bench.control_record import Part
 from bench.environments import agent, creations, files, goals, plot, setups, start, step, tax, thousand, warm
-from bench.environments.contenders import BARE, CONTENDERS, OURS, RAW, Grounds
+from bench.environments.contenders import BARE, CONTENDERS, OURS, RAW, Fixtures
 from bench.environments.crew import Crew, Say, books, gathered
 from bench.record import RESULTS
 
@@ -79,7 +79,7 @@ def main() -> int:
     try:
         with console.status("the engine and the image") as status:
             say = partial(_say, status)
-            with _grounds(say) as grounds, gathered(grounds, names, say) as crew:
+            with _fixtures(say) as fixtures, gathered(fixtures, names, say) as crew:
                 failed = [name for name in given.part or PARTS if not _run(name, crew, path, status, quick=given.quick)]
     except (MegaFlowError, RuntimeError) as error:
         console.print(f"bench: {error}", markup=False)
@@ -105,7 +105,7 @@ def _say(status: Any, text: str) -> None:
 
 
 @contextmanager
-def _grounds(say: Say) -> Iterator[Grounds]:
+def _fixtures(say: Say) -> Iterator[Fixtures]:
     """The engine, the image that all use, and a short folder; nothing of the run is left afterwards."""
     for name in [name for name in os.environ if name.startswith(PREFIX) and name != f"{PREFIX}DOCKER_URL"]:
         del os.environ[name]  # a user's own installation must not be measured, nor touched
@@ -117,11 +117,11 @@ def _grounds(say: Say) -> Iterator[Grounds]:
         base_image.ensure_base_image(settings, report=say)
         os.environ["DOCKER_HOST"] = engine.engine_url(settings)  # for the peers
         with _in_memory() as memory:
-            grounds = Grounds(settings, settings.base_image, folder, memory)
+            fixtures = Fixtures(settings, settings.base_image, folder, memory)
             try:
-                yield grounds
+                yield fixtures
             finally:
-                _clear(grounds)
+                _clear(fixtures)
     finally:
         engine.stop_engine(settings)  # only one that was started here
         rmtree(folder, ignore_errors=True)
@@ -137,13 +137,13 @@ def _in_memory() -> Iterator[Path | None]:
         yield Path(folder)
 
 
-def _clear(grounds: Grounds) -> None:
+def _clear(fixtures: Fixtures) -> None:
     """What contenders left whose processes were killed, and the image that was made for one of them."""
-    connected = engine_of(grounds.settings)
-    for container in books(grounds.folder):
+    connected = engine_of(fixtures.settings)
+    for container in books(fixtures.folder):
         connected.remove(container)
     with suppress(APIError):
-        connected.api.remove_image(grounds.rex_image)
+        connected.api.remove_image(fixtures.rex_image)
 
 
 def _run(name: str, crew: Crew, path: Path, status: Any, *, quick: bool) -> bool:

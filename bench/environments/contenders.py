@@ -45,7 +45,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Grounds:
+class Fixtures:
     """What all share: the image, and the limits that ours sets and the raw engine is given, too."""
 
     settings: Settings
@@ -66,41 +66,41 @@ class Grounds:
         }
 
 
-def _ours(grounds: Grounds, kind: str) -> Ready:
+def _ours(fixtures: Fixtures, kind: str) -> Ready:
     options = {
         "kind": kind,
-        "image": grounds.image,
-        "home": str(grounds.folder / kind),
+        "image": fixtures.image,
+        "home": str(fixtures.folder / kind),
         "installation": f"bench-{kind}-{uuid4().hex[:8]}",
     }
     return Ready(sys.executable, "ours", options, {"PYTHONPATH": str(REPOSITORY)})
 
 
-def _raw(grounds: Grounds) -> Ready:
-    return Ready(sys.executable, "raw_engine", {"image": grounds.image, **grounds.limits})
+def _raw(fixtures: Fixtures) -> Ready:
+    return Ready(sys.executable, "raw_engine", {"image": fixtures.image, **fixtures.limits})
 
 
-def _bare(grounds: Grounds) -> Ready:
-    return Ready(sys.executable, "bare", {"folder": str(grounds.memory or grounds.folder)})
+def _bare(fixtures: Fixtures) -> Ready:
+    return Ready(sys.executable, "bare", {"folder": str(fixtures.memory or fixtures.folder)})
 
 
-def _mini(grounds: Grounds) -> Ready:
+def _mini(fixtures: Fixtures) -> Ready:
     python = python_with(Wanted("mini-swe-agent", ("mini-swe-agent==2.4.6",)))
     quiet = {"MSWEA_SILENT_STARTUP": "1", "MSWEA_CONFIGURED": "true"}
-    return Ready(str(python), "peer_mini", {"image": grounds.image}, quiet)
+    return Ready(str(python), "peer_mini", {"image": fixtures.image}, quiet)
 
 
-def _rex(grounds: Grounds, *, session: bool) -> Ready:
+def _rex(fixtures: Fixtures, *, session: bool) -> Ready:
     python = python_with(Wanted("swe-rex", (_REX, "aiohttp")))  # which it imports without saying so
-    _rex_image(grounds)
+    _rex_image(fixtures)
     quiet = {"SWE_REX_LOG_STREAM_LEVEL": "ERROR"}
-    return Ready(str(python), "peer_rex", {"image": grounds.rex_image, "session": session}, quiet)
+    return Ready(str(python), "peer_rex", {"image": fixtures.rex_image, "session": session}, quiet)
 
 
-def _rex_image(grounds: Grounds) -> None:
+def _rex_image(fixtures: Fixtures) -> None:
     """The same image and one layer more: its server has to be inside."""
-    engine = engine_of(grounds.settings)
-    if engine.api.images(name=grounds.rex_image):
+    engine = engine_of(fixtures.settings)
+    if engine.api.images(name=fixtures.rex_image):
         return
     packages = folder_with("swe-rex-image", (_REX,), python_version="3.11")
     (packages / "swerex-remote").write_text(
@@ -109,22 +109,22 @@ def _rex_image(grounds: Grounds) -> None:
     )
     (packages / "swerex-remote").chmod(0o755)
     (packages / "Dockerfile").write_text(
-        f"FROM {grounds.image}\nLABEL megaflow.bench=peer\nCOPY . /opt/swe-rex\n"
+        f"FROM {fixtures.image}\nLABEL megaflow.bench=peer\nCOPY . /opt/swe-rex\n"
         "RUN ln -s /opt/swe-rex/swerex-remote /usr/local/bin/swerex-remote\n"
     )
-    for told in engine.api.build(path=str(packages), tag=grounds.rex_image, rm=True, forcerm=True, decode=True):
+    for told in engine.api.build(path=str(packages), tag=fixtures.rex_image, rm=True, forcerm=True, decode=True):
         if "error" in told:
             raise RuntimeError(f"the image with SWE-ReX inside could not be built: {told['error']}")
 
 
-def _harbor(grounds: Grounds) -> Ready:
+def _harbor(fixtures: Fixtures) -> Ready:
     python = python_with(Wanted("harbor", _HARBOR_NEEDS, forced=(_HARBOR,)))
-    return Ready(str(python), "peer_harbor", {"image": grounds.image}, _compose())
+    return Ready(str(python), "peer_harbor", {"image": fixtures.image}, _compose())
 
 
-def _inspect(grounds: Grounds) -> Ready:
+def _inspect(fixtures: Fixtures) -> Ready:
     python = python_with(Wanted("inspect-ai", ("inspect-ai==0.3.285",)))
-    return Ready(str(python), "peer_inspect", {"image": grounds.image}, _compose())
+    return Ready(str(python), "peer_inspect", {"image": fixtures.image}, _compose())
 
 
 def _compose() -> dict[str, str]:
@@ -132,19 +132,19 @@ def _compose() -> dict[str, str]:
     return {} if folder is None else {"DOCKER_CONFIG": folder}
 
 
-def _swebench(grounds: Grounds) -> Ready:
+def _swebench(fixtures: Fixtures) -> Ready:
     python = python_with(Wanted("swebench", ("swebench==5.0.2",)))
-    return Ready(str(python), "peer_swebench", {"image": grounds.image})
+    return Ready(str(python), "peer_swebench", {"image": fixtures.image})
 
 
-CONTENDERS: dict[str, Callable[[Grounds], Ready]] = {
-    DOCKER: lambda grounds: _ours(grounds, "docker"),
-    OCI: lambda grounds: _ours(grounds, "oci"),
+CONTENDERS: dict[str, Callable[[Fixtures], Ready]] = {
+    DOCKER: lambda fixtures: _ours(fixtures, "docker"),
+    OCI: lambda fixtures: _ours(fixtures, "oci"),
     RAW: _raw,
     BARE: _bare,
     MINI: _mini,
-    REX: lambda grounds: _rex(grounds, session=True),
-    REX_EXECUTE: lambda grounds: _rex(grounds, session=False),
+    REX: lambda fixtures: _rex(fixtures, session=True),
+    REX_EXECUTE: lambda fixtures: _rex(fixtures, session=False),
     HARBOR: _harbor,
     INSPECT: _inspect,
     SWEBENCH: _swebench,

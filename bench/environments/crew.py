@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from bench.environments.contenders import CONTENDERS, Grounds, Ready
+from bench.environments.contenders import CONTENDERS, Fixtures, Ready
 from bench.peers import environments as adapters
 
 Say = Callable[[str], None]
@@ -153,14 +153,14 @@ def _settle() -> None:
 
 
 @contextmanager
-def gathered(grounds: Grounds, names: Sequence[str], say: Say) -> Iterator[Crew]:
+def gathered(fixtures: Fixtures, names: Sequence[str], say: Say) -> Iterator[Crew]:
     """All that can be had here, warm: each has made, used and ended one environment."""
     crew = Crew({}, {}, {}, say)
     with ExitStack() as stack:
         for name in names:
             say(f"preparing {name}")
             try:
-                hand = Hand(name, CONTENDERS[name](grounds), grounds.folder)
+                hand = Hand(name, CONTENDERS[name](fixtures), fixtures.folder)
                 stack.callback(hand.leave)
                 told = hand.ask("hello", timeout_s=_WARM_S)
             except (RuntimeError, Fault) as error:

@@ -123,14 +123,14 @@ def _crew(names: tuple[str, ...], say: Say) -> Iterator[Crew]:
         rmtree(folder, ignore_errors=True)
 
 
-def _run(name: str, entry: Entry, ground: Crew | Say, path: Path, given: argparse.Namespace) -> bool:
+def _run(name: str, entry: Entry, fixture: Crew | Say, path: Path, given: argparse.Namespace) -> bool:
     """Measure one part and keep it; False when it could not be measured, and then nothing of it is kept."""
     busy = psutil.cpu_percent(interval=1.0 if given.quick else 3.0) / 100
     begun = time.monotonic()
-    if isinstance(ground, Crew):
-        ground.begin()
+    if isinstance(fixture, Crew):
+        fixture.begin()
     try:
-        part = entry.measure(entry.scale(quick=given.quick, rounds=given.rounds), ground)
+        part = entry.measure(entry.scale(quick=given.quick, rounds=given.rounds), fixture)
     except (MegaFlowError, RuntimeError, KeyError) as error:
         console.print(f"bench: {name}: {type(error).__name__}: {error}", markup=False)
         return False

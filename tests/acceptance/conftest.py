@@ -32,7 +32,7 @@ from app.stack import leftovers, lifecycle, supervisor
 from app.stack.home import process_environment
 from app.stack.programs import DEMO_SCRIPTS
 from tests.contract.agents.example import EXAMPLE
-from tests.integration.inside_ground import kept_tools
+from tests.integration.inside_fixture import kept_tools
 from tests.matrix.run import scripts, stand_in
 from tests.services import missing, settings_in, short_folder, unset
 

@@ -21,7 +21,7 @@ from app.ledger.accept import NewRun
 from app.models.outcome import TaskResult
 from app.models.spec import AgentTask, Compose, Reuse, TaskSpec
 from tests.acceptance.conftest import System
-from tests.integration.registry_stand import registry as registry
+from tests.integration.fake_registry import registry as registry
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]

@@ -15,7 +15,7 @@ from app.models.outcome import Phase, Verdict
 from app.models.spec import Mode
 from tests.chaos import cases
 from tests.chaos.case import REGISTRY
-from tests.chaos.ground import Ground, ground
+from tests.chaos.fixture import Fixture, fixture
 from tests.chaos.judge import judge
 from tests.chaos.run import run
 from tests.chaos.servers import Servers, serving
@@ -56,14 +56,14 @@ def test_a_training_loop_that_is_killed_commits_every_group_once(servers: Server
 
 
 def test_the_judge_calls_a_task_without_an_end_lost(servers: Servers, tmp_path: Path) -> None:
-    with ground(servers, tmp_path) as here:
+    with fixture(servers, tmp_path) as here:
         here.submit(3, mode=Mode.EPHEMERAL)
         verdict = judge("none", here, least_faults=0)
     assert (verdict.lost, verdict.ok) == (3, 0)
 
 
 def test_the_judge_sees_a_write_that_was_taken_after_the_attempts_end(servers: Servers, tmp_path: Path) -> None:
-    with ground(servers, tmp_path) as here:
+    with fixture(servers, tmp_path) as here:
         claim = _finished(here)
         here.rows(
             "INSERT INTO events (kind, run_id, task_id, attempt_id) VALUES ('attempt.stored', :run, :task, :attempt)"
@@ -77,7 +77,7 @@ def test_the_judge_sees_a_write_that_was_taken_after_the_attempts_end(servers: S
 
 
 def test_the_judge_sees_two_attempts_that_ran_at_once(servers: Servers, tmp_path: Path) -> None:
-    with ground(servers, tmp_path) as here:
+    with fixture(servers, tmp_path) as here:
         claim = _finished(here)
         here.rows(
             "INSERT INTO attempts"
@@ -90,7 +90,7 @@ def test_the_judge_sees_two_attempts_that_ran_at_once(servers: Servers, tmp_path
     assert (verdict.duplicated, verdict.ok) == (1, 0)
 
 
-def _finished(here: Ground) -> Claim:
+def _finished(here: Fixture) -> Claim:
     """One task, carried out by the ledger's own verbs."""
     batch = here.submit(1, mode=Mode.EPHEMERAL)
     with here.database.begin() as connection:

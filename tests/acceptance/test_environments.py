@@ -15,7 +15,7 @@ from app.client import as_completed
 from app.models.outcome import ArtifactKind, TaskResult
 from app.models.spec import AgentTask, Network
 from tests.acceptance.conftest import System
-from tests.integration.http_stand import Handler, served
+from tests.integration.http_server import Handler, served
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]

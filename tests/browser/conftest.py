@@ -17,7 +17,7 @@ from app.ledger import users
 from app.ledger.database import Database
 from app.ledger.users import Scope, TokenKind
 from app.settings import Settings
-from tests.integration import remote_ground
+from tests.integration import remote_fixture
 from tests.integration.test_reports import NIGHT, Reports
 from tests.services import MakeSettings, missing
 
@@ -33,7 +33,7 @@ _QUIET = (
 """It looks at loopback alone."""
 
 
-class Site(remote_ground.Site):
+class Site(remote_fixture.Site):
     """The server, and what is behind it: a run of five tasks, solved, not solved, suspect, lost."""
 
     reports: Reports

@@ -25,7 +25,7 @@ from tests.browser.conftest import OpenPage, Site, heard
 from tests.building import accepted, claimed, new_id, ready_instance
 from tests.integration.test_experience import _ended, _run
 from tests.integration.test_reports import recording
-from tests.integration.web_ground import second_of
+from tests.integration.web_fixture import second_of
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.extra, pytest.mark.timeout(300)]

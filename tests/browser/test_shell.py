@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from app.ledger.users import Scope
 from tests.browser.conftest import OpenPage, Site
-from tests.integration.live_shell_ground import AtWork
+from tests.integration.live_shell_fixture import AtWork
 from tests.integration.test_live_shell import attempt, settings
 
 __all__ = ["attempt", "settings"]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.chaos.ground import Ground
+from tests.chaos.fixture import Fixture
 
-Act = Callable[[Ground], None]
+Act = Callable[[Fixture], None]
 
 
 @dataclass(frozen=True)

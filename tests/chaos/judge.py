@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from tests.chaos import work as works
-from tests.chaos.ground import Batch, Ground
+from tests.chaos.fixture import Batch, Fixture
 from tests.chaos.launchers import faults
 
 _SLOW_S = 30.0
@@ -48,16 +48,16 @@ class Verdict:
         return not (self.lost or self.duplicated or self.unexpected)
 
 
-def judge(case: str, ground: Ground, *, least_faults: int) -> Verdict:
+def judge(case: str, fixture: Fixture, *, least_faults: int) -> Verdict:
     """Everything about a case that has ended and whose programs were stopped."""
-    found = Verdict(case, notes=list(ground.notes))
-    record = _Record(ground)
-    for batch in ground.batches:
-        _judge_batch(batch, record, ground, found)
-    wrong = [*ground.wrong, *_strangers(ground, record), *_promises(ground, record), *ground.left_behind()]
-    struck = [(fault["t"], fault["at"]) for fault in faults.struck(ground.faults_folder)]
-    all_faults = sorted(struck + ground.struck_at)
-    found.faults = len(all_faults) + ground.simulated_faults
+    found = Verdict(case, notes=list(fixture.notes))
+    record = _Record(fixture)
+    for batch in fixture.batches:
+        _judge_batch(batch, record, fixture, found)
+    wrong = [*fixture.wrong, *_strangers(fixture, record), *_promises(fixture, record), *fixture.left_behind()]
+    struck = [(fault["t"], fault["at"]) for fault in faults.struck(fixture.faults_folder)]
+    all_faults = sorted(struck + fixture.struck_at)
+    found.faults = len(all_faults) + fixture.simulated_faults
     if found.faults < least_faults:
         wrong.append(f"expected at least {least_faults} faults, found {found.faults}: the case broke nothing")
     found.unexpected += len(wrong)
@@ -70,11 +70,11 @@ def judge(case: str, ground: Ground, *, least_faults: int) -> Verdict:
 class _Record:
     """What the ledger holds in the end."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, fixture: Fixture) -> None:
         self.tasks: dict[UUID, Any] = {
-            row.id: row for row in ground.rows("SELECT id, run_id, name, state, end_reason, attempts FROM tasks")
+            row.id: row for row in fixture.rows("SELECT id, run_id, name, state, end_reason, attempts FROM tasks")
         }
-        self.attempts: list[Any] = ground.rows(
+        self.attempts: list[Any] = fixture.rows(
             "SELECT id, task_id, number, state, mode, instance_id, end_reason, failure->>'message' AS message,"
             " extract(epoch FROM dispatched_at)::float8 AS dispatched, extract(epoch FROM claimed_at)::float8"
             " AS claimed, extract(epoch FROM finished_at)::float8 AS finished FROM attempts ORDER BY task_id, number"
@@ -84,7 +84,7 @@ class _Record:
             self.of_task[attempt.task_id].append(attempt)
         self.late = {
             row.task_id: row.kinds
-            for row in ground.rows(
+            for row in fixture.rows(
                 # An attempt's facts after its end, by another transaction than the one that ended it.
                 "SELECT e.task_id, string_agg(DISTINCT e.kind, ', ') AS kinds FROM events e JOIN ("
                 " SELECT attempt_id, min(id) AS id, min(txid) AS txid FROM events WHERE kind IN"
@@ -96,7 +96,7 @@ class _Record:
         }
 
 
-def _judge_batch(batch: Batch, record: _Record, ground: Ground, found: Verdict) -> None:
+def _judge_batch(batch: Batch, record: _Record, fixture: Fixture, found: Verdict) -> None:
     for task_id, name in zip(batch.task_ids, batch.names, strict=True):
         found.tasks += 1
         task = record.tasks.get(task_id)
@@ -107,7 +107,7 @@ def _judge_batch(batch: Batch, record: _Record, ground: Ground, found: Verdict) 
         elif task.state not in _ENDED:
             found.lost += 1
             found.notes.append(f"lost: {name} is {task.state}, attempts {_story(attempts)}")
-        elif doubled := [*_doubled(task_id, attempts, record), *_overlaps(name, batch, ground)]:
+        elif doubled := [*_doubled(task_id, attempts, record), *_overlaps(name, batch, fixture)]:
             found.duplicated += 1
             found.notes.append(f"duplicated: {name}: {'; '.join(doubled)}; attempts {_story(attempts)}")
         elif (task.state, task.end_reason) not in batch.allowed:
@@ -131,12 +131,12 @@ def _doubled(task_id: UUID, attempts: list[Any], record: _Record) -> Iterator[st
         yield f"accepted after the attempt's end: {record.late[task_id]}"
 
 
-def _overlaps(name: str, batch: Batch, ground: Ground) -> Iterator[str]:
+def _overlaps(name: str, batch: Batch, fixture: Fixture) -> Iterator[str]:
     """Two attempts whose agents acted at the same time, as the task's own witness tells."""
     if not batch.exclusive:
         return
     spans: dict[str, list[float]] = defaultdict(list)
-    for pid, at in works.witness(ground.settings, name):
+    for pid, at in works.witness(fixture.settings, name):
         spans[pid].append(at)
     ordered = sorted((min(beats), max(beats)) for beats in spans.values())
     for (_, first_end), (second_begin, _) in pairwise(ordered):
@@ -148,16 +148,16 @@ def _story(attempts: list[Any]) -> str:
     return ", ".join(f"{a.number}:{a.state}/{a.end_reason}" for a in attempts) or "none"
 
 
-def _strangers(ground: Ground, record: _Record) -> Iterator[str]:
+def _strangers(fixture: Fixture, record: _Record) -> Iterator[str]:
     """Tasks that nobody submitted: a submission that was taken twice."""
-    known = {task_id for batch in ground.batches for task_id in batch.task_ids}
+    known = {task_id for batch in fixture.batches for task_id in batch.task_ids}
     if extra := len(set(record.tasks) - known):
         yield f"{extra} tasks exist that no accepted submission named"
 
 
-def _promises(ground: Ground, record: _Record) -> Iterator[str]:
-    for what, samples in ground.watch.broken.items():
-        yield f"{what} (in {samples} of {ground.watch.samples} looks)"
+def _promises(fixture: Fixture, record: _Record) -> Iterator[str]:
+    for what, samples in fixture.watch.broken.items():
+        yield f"{what} (in {samples} of {fixture.watch.samples} looks)"
     by_instance: dict[UUID, list[Any]] = defaultdict(list)
     for attempt in record.attempts:
         if attempt.instance_id is not None:
@@ -166,11 +166,11 @@ def _promises(ground: Ground, record: _Record) -> Iterator[str]:
     if twice:
         yield f"{len(twice)} ephemeral instances took more than one attempt"
     most = _most_at_once([a for a in record.attempts if a.mode == "ephemeral"])
-    if most > ground.settings.capacity():
-        yield f"{most} ephemeral attempts at once; expected at most {ground.settings.capacity()}"
+    if most > fixture.settings.capacity():
+        yield f"{most} ephemeral attempts at once; expected at most {fixture.settings.capacity()}"
     for instance_id, own in by_instance.items():
         at_once = _most_at_once(own, since="claimed")
-        if own[0].mode == "persistent" and at_once > ground.settings.persistent_slots:
+        if own[0].mode == "persistent" and at_once > fixture.settings.persistent_slots:
             yield f"{at_once} attempts at once on instance {instance_id}"
 
 

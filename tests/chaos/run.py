@@ -1,4 +1,4 @@
-"""Runs cases one after the other on the same servers, each on a ground of its own, and says how each went."""
+"""Runs cases one after the other on the same servers, each on a fixture of its own, and says how each went."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tests.chaos.case import Case
-from tests.chaos.ground import Ground, ground
+from tests.chaos.fixture import Fixture, fixture
 from tests.chaos.judge import Verdict, judge
 from tests.chaos.report import COLUMNS
 from tests.chaos.servers import Servers, serving
@@ -33,7 +33,7 @@ def run(case: Case, servers: Servers, out: Path) -> Verdict:
     begun = time.monotonic()
     relays = {f"{name}_relay": True for name in case.relays}
     servers.heal()
-    with ground(servers, out, **relays, **case.settings) as here:
+    with fixture(servers, out, **relays, **case.settings) as here:
         try:
             case.act(here)
         except Exception as error:  # a case that cannot be carried out is not a case that went well
@@ -44,7 +44,7 @@ def run(case: Case, servers: Servers, out: Path) -> Verdict:
     return verdict
 
 
-def _end(case: Case, here: Ground) -> Verdict:
+def _end(case: Case, here: Fixture) -> Verdict:
     here.servers.start_postgres()
     here.servers.start_redis()
     if here.wait(case.within_s):
@@ -58,7 +58,7 @@ def _end(case: Case, here: Ground) -> Verdict:
     return verdict
 
 
-def _keep_logs(case: Case, here: Ground) -> None:
+def _keep_logs(case: Case, here: Fixture) -> None:
     """The logs of a case that went wrong, beside the report."""
     folder = here.out / "logs" / case.name
     folder.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from app.ledger import schema
 from app.models.provider_keys import without_keys
 from app.settings import PREFIX, Settings
 from tests.cluster.network import Machine, Network, run
-from tests.integration.docker_ground import remove_images
+from tests.integration.docker_fixture import remove_images
 from tests.services import missing, serving, short_folder
 
 POSTGRES = Path("/usr/lib/postgresql/15/bin")

@@ -19,7 +19,7 @@ from app.ledger import hosts
 from app.models.spec import EnvironmentKind, Mode
 from tests.cluster import system
 from tests.cluster.system import Cluster, cluster, wait_until
-from tests.contract.instances.ec2_ground import made_queue, made_template
+from tests.contract.instances.ec2_fixture import made_queue, made_template
 from tests.ec2_machines import REGION, Machines, machines
 
 pytestmark = [pytest.mark.extra, pytest.mark.alone, pytest.mark.timeout(900)]

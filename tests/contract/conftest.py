@@ -1,4 +1,4 @@
-"""The environments' contract suite (`megaflow.contract.environments`) on ours: every test runs on each of `GROUNDS`."""
+"""Runs the environments' contract suite (`megaflow.contract.environments`) on each of our `FIXTURES`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytest.register_assert_rewrite(*(f"megaflow.contract.environments.test_{part}" f
 
 from megaflow.contract.environments.fixtures import *  # noqa: E402, F403
 from megaflow.contract.environments.fixtures import Create as Create  # noqa: E402  other tests take it from here
-from tests.contract.environment_grounds import AT_END, GROUNDS, Ground  # noqa: E402
+from tests.contract.environment_fixtures import AT_END, FIXTURES, Fixture  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,7 +20,7 @@ def _ended() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=[ground.param() for ground in GROUNDS])
-def ground(request: pytest.FixtureRequest) -> Ground:
-    found: Ground = request.param
+@pytest.fixture(scope="module", params=[fixture.param() for fixture in FIXTURES])
+def fixture(request: pytest.FixtureRequest) -> Fixture:
+    found: Fixture = request.param
     return found

@@ -10,15 +10,15 @@ import pytest
 from app.environments.contract import EnvironmentProvider
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from tests.contract.environment_grounds import GROUNDS, Ground, built_image, tags_of
+from tests.contract.environment_fixtures import FIXTURES, Fixture, built_image, tags_of
 
 BROKEN = 'ENTRYPOINT ["/nope"]\nCMD ["neither"]\nHEALTHCHECK CMD /nope\n'
 
 
-@pytest.fixture(scope="module", params=[one.param() for one in GROUNDS if one.isolates])
-def ground(request: pytest.FixtureRequest) -> Ground:
+@pytest.fixture(scope="module", params=[one.param() for one in FIXTURES if one.isolates])
+def fixture(request: pytest.FixtureRequest) -> Fixture:
     """Those that have images."""
-    found: Ground = request.param
+    found: Fixture = request.param
     return found
 
 

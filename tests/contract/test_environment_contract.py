@@ -1,4 +1,4 @@
-"""One suite for every kind of environment, run on each of `GROUNDS`."""
+"""One suite for every kind of environment, run on each of `FIXTURES`."""
 
 # ruff: noqa: F403
 

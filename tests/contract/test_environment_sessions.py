@@ -1,4 +1,4 @@
-"""The suite's second half on each of `GROUNDS`: shells that remember, programs that are talked to, and too much."""
+"""The suite's second half on each of `FIXTURES`: shells that remember, programs that are talked to, and too much."""
 
 # ruff: noqa: F403
 

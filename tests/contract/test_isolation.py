@@ -25,7 +25,7 @@ from app.settings import Settings
 from app.workers.command_logs import CommandLogs
 from app.workers.limit_account import LimitAccount
 from tests.contract.conftest import Create
-from tests.contract.environment_grounds import GROUNDS, Ground, tags_of, tar_of
+from tests.contract.environment_fixtures import FIXTURES, Fixture, tags_of, tar_of
 from tests.contract.residues import DEEP, remove_deep
 from tests.waiting import eventually
 
@@ -35,11 +35,11 @@ Confined = Callable[[Resources], Environment]
 
 @pytest.fixture(
     scope="module",
-    params=[one.param() for one in GROUNDS if one.isolates and not one.name.startswith(("docker-", "kube"))],
+    params=[one.param() for one in FIXTURES if one.isolates and not one.name.startswith(("docker-", "kube"))],
 )
-def ground(request: pytest.FixtureRequest) -> Ground:
+def fixture(request: pytest.FixtureRequest) -> Fixture:
     """Those that isolate, once per way of making them: how commands get inside changes nothing here."""
-    found: Ground = request.param
+    found: Fixture = request.param
     return found
 
 
@@ -132,7 +132,7 @@ def _refused(environment: Environment) -> int | None:
     return environment.processes_refused()
 
 
-def test_who_fills_the_disk_is_ended_and_told(confined: Confined, neighbour: Environment, ground: Ground) -> None:
+def test_who_fills_the_disk_is_ended_and_told(confined: Confined, neighbour: Environment, fixture: Fixture) -> None:
     filler = confined(Resources(disk_bytes=64 * MEBI))
     with pytest.raises(EnvironmentOverLimit, match="disk"):
         filler.run("head -c 300000000 /dev/zero > /testbed/filled; sleep 20; echo survived", timeout_s=45)
@@ -436,7 +436,7 @@ for family, address in ((socket.AF_UNIX, '\\0{name}'), (socket.AF_INET, ('127.0.
     assert int(own.run("ls -d /proc/[0-9]* | wc -l", timeout_s=20).stdout) < 10
 
 
-def test_no_address_but_its_own_is_reached(shared: Environment, ground: Ground) -> None:
+def test_no_address_but_its_own_is_reached(shared: Environment, fixture: Fixture) -> None:
     with closing(socket.create_server(("0.0.0.0", 0))) as server:
         port = server.getsockname()[1]
         targets = [
@@ -452,7 +452,7 @@ def test_no_address_but_its_own_is_reached(shared: Environment, ground: Ground) 
         )
         assert python(shared, code) == ""
     interfaces = shared.run("cat /proc/net/dev", timeout_s=20).text().count(":")
-    assert interfaces == (2 if ground.kind == "compose" else 1), "a loopback, and one to services beside it if any"
+    assert interfaces == (2 if fixture.kind == "compose" else 1), "a loopback, and one to services beside it if any"
 
 
 def test_no_socket_of_an_engine_is_inside(shared: Environment) -> None:

@@ -27,8 +27,8 @@ from app.host import environment_records
 from app.host.engine import engine_of
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from megaflow.contract.environments.ground import sweep_all
-from tests.contract.environment_grounds import GROUNDS, Ground, composed, tags_of
+from megaflow.contract.environments.fixture import sweep_all
+from tests.contract.environment_fixtures import FIXTURES, Fixture, composed, tags_of
 
 CREATE_S = 60
 SETTLE_S = 30.0
@@ -135,10 +135,10 @@ def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()
 
 
-@pytest.fixture(scope="module", params=[one.param() for one in GROUNDS if one.kind != "kubernetes"])
-def ground(request: pytest.FixtureRequest) -> Ground:
+@pytest.fixture(scope="module", params=[one.param() for one in FIXTURES if one.kind != "kubernetes"])
+def fixture(request: pytest.FixtureRequest) -> Fixture:
     """Pods leave things in the tests' API server, which is in this process: `test_pod_faults` looks there."""
-    found: Ground = request.param
+    found: Fixture = request.param
     return found
 
 
@@ -149,13 +149,13 @@ def mark() -> str:
 
 
 @pytest.fixture(scope="module")
-def watcher(settings: Settings, ground: Ground, mark: str) -> Watcher:
-    return Watcher(settings, mark, engine=ground.kind != "local")
+def watcher(settings: Settings, fixture: Fixture, mark: str) -> Watcher:
+    return Watcher(settings, mark, engine=fixture.kind != "local")
 
 
 @pytest.fixture
 def make(provider: EnvironmentProvider, spec: EnvironmentSpec, settings: Settings) -> Callable[..., Environment]:
-    """Makes one, with other fields than the ground's where they are given."""
+    """Makes one, with other fields than the fixture's where they are given."""
 
     def made(*, timeout_s: float = CREATE_S, **fields: object) -> Environment:
         wanted = spec.model_copy(update=fields)
@@ -167,16 +167,16 @@ def make(provider: EnvironmentProvider, spec: EnvironmentSpec, settings: Setting
 Make = Callable[..., Environment]
 
 
-def scaled(many: int, ground: Ground) -> int:
-    """So many of this ground: a project takes an engine several times as long as a container."""
-    return many // 4 if ground.kind == "compose" else many
+def scaled(many: int, fixture: Fixture) -> int:
+    """So many of this fixture: a project takes an engine several times as long as a container."""
+    return many // 4 if fixture.kind == "compose" else many
 
 
 @pytest.fixture
-def before(watcher: Watcher, make: Make, ground: Ground) -> World:
+def before(watcher: Watcher, make: Make, fixture: Fixture) -> World:
     """The world when everything that is made once has been: connections, caches, locks."""
     with ThreadPoolExecutor(4) as threads:
-        for environment in threads.map(lambda _: make(), range(scaled(4, ground))):
+        for environment in threads.map(lambda _: make(), range(scaled(4, fixture))):
             environment.run("true", timeout_s=20)
             environment.destroy()
     until = time.monotonic() + SETTLE_S
@@ -185,7 +185,7 @@ def before(watcher: Watcher, make: Make, ground: Ground) -> World:
     return watcher.look()
 
 
-def test_what_is_left_is_seen(watcher: Watcher, before: World, make: Make, mark: str, ground: Ground) -> None:
+def test_what_is_left_is_seen(watcher: Watcher, before: World, make: Make, mark: str, fixture: Fixture) -> None:
     """Else the others could not fail."""
     environment = make()
     environment.run(f"sleep {mark} > /dev/null 2>&1 &", timeout_s=20)
@@ -194,8 +194,8 @@ def test_what_is_left_is_seen(watcher: Watcher, before: World, make: Make, mark:
         left = watcher.look().beyond(before)
         assert "processes" in left
         assert "descriptors" in left
-        assert {"local": "files", "oci": "files"}.get(ground.kind, "objects") in left
-        if ground.kind == "oci":
+        assert {"local": "files", "oci": "files"}.get(fixture.kind, "objects") in left
+        if fixture.kind == "oci":
             assert "cgroups" in left
     finally:
         stream.close()
@@ -204,7 +204,7 @@ def test_what_is_left_is_seen(watcher: Watcher, before: World, make: Make, mark:
 
 
 def test_twenty_that_were_used_leave_nothing(
-    watcher: Watcher, before: World, make: Make, mark: str, ground: Ground
+    watcher: Watcher, before: World, make: Make, mark: str, fixture: Fixture
 ) -> None:
     def use(number: int) -> None:
         environment = make()
@@ -223,7 +223,7 @@ def test_twenty_that_were_used_leave_nothing(
         stream.close()
 
     with ThreadPoolExecutor(4) as threads:
-        for done in [threads.submit(use, number) for number in range(scaled(20, ground))]:
+        for done in [threads.submit(use, number) for number in range(scaled(20, fixture))]:
             done.result()
     assert watcher.settled(before) == {}
 
@@ -242,15 +242,15 @@ def test_one_that_ends_amid_its_commands_leaves_nothing(watcher: Watcher, before
 
 
 def test_an_image_that_is_nowhere_leaves_nothing(
-    watcher: Watcher, before: World, make: Make, ground: Ground, settings: Settings
+    watcher: Watcher, before: World, make: Make, fixture: Fixture, settings: Settings
 ) -> None:
-    if ground.kind == "local":
+    if fixture.kind == "local":
         pytest.skip("this kind has no images")
     nowhere = "localhost:1/there/is/none:1"
     several = {"compose": composed(settings.base_image, beside=nowhere)}
     for _ in range(5):
         with pytest.raises(ImageUnavailable):
-            make(**(several if ground.kind == "compose" else {"image": nowhere}))
+            make(**(several if fixture.kind == "compose" else {"image": nowhere}))
     assert watcher.settled(before) == {}
 
 
@@ -278,7 +278,7 @@ def test_a_set_up_that_does_not_succeed_leaves_nothing(
 
 @pytest.mark.extra
 def test_those_that_are_swept_while_they_are_made_leave_nothing(
-    watcher: Watcher, before: World, make: Make, settings: Settings, ground: Ground
+    watcher: Watcher, before: World, make: Make, settings: Settings, fixture: Fixture
 ) -> None:
     over = threading.Event()
 
@@ -296,7 +296,7 @@ def test_those_that_are_swept_while_they_are_made_leave_nothing(
     with ThreadPoolExecutor(5) as threads:
         sweeping = threads.submit(sweep)
         try:
-            for done in [threads.submit(use) for _ in range(scaled(12, ground))]:
+            for done in [threads.submit(use) for _ in range(scaled(12, fixture))]:
                 done.result(timeout=60)
         finally:
             over.set()
@@ -312,12 +312,12 @@ from uuid import UUID
 from app.environments.contract import Tags
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from tests.contract.environment_grounds import GROUNDS
+from tests.contract.environment_fixtures import FIXTURES
 
 home, installation, name, spec, instance, mark = sys.argv[1:]
-ground = next(one for one in GROUNDS if one.name == name)
+fixture = next(one for one in FIXTURES if one.name == name)
 settings = Settings(home=Path(home), installation=installation)
-provider, spec = ground.provider(settings), EnvironmentSpec.model_validate_json(spec)
+provider, spec = fixture.provider(settings), EnvironmentSpec.model_validate_json(spec)
 tags = Tags(installation, *[UUID(instance)] * 4, time.time() + 600)
 made = [provider.create(spec, tags, timeout_s=60) for _ in range(3)]
 for one in made:
@@ -335,14 +335,14 @@ def test_a_maker_that_is_killed_leaves_nothing_after_a_sweep(
     before: World,
     spec: EnvironmentSpec,
     settings: Settings,
-    ground: Ground,
+    fixture: Fixture,
     mark: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if ground not in GROUNDS:
-        pytest.skip("another process does not know this ground")
+    if fixture not in FIXTURES:
+        pytest.skip("another process does not know this fixture")
     instance = uuid.uuid4()
-    about = [ground.name, spec.model_dump_json(), str(instance), mark]
+    about = [fixture.name, spec.model_dump_json(), str(instance), mark]
     words = [str(settings.home), settings.installation, *about]
     with subprocess.Popen(
         [sys.executable, "-c", MAKER, *words], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
@@ -367,7 +367,7 @@ def test_a_maker_that_is_killed_leaves_nothing_after_a_sweep(
     monkeypatch.setattr(transports, "_STALE_S", 0.0)
     monkeypatch.setattr(environment_records, "_YOUNG_S", 0.0)
     monkeypatch.setattr(local_processes, "_YOUNG_S", 0.0)
-    if ground.name in ("docker", "compose"):  # it makes its own folder
+    if fixture.name in ("docker", "compose"):  # it makes its own folder
         transports.MountedHelper(engine_of(settings), settings.home)
     sweep_all(settings)
     assert watcher.settled(before) == {}

@@ -18,8 +18,8 @@ from app.environments.runtimes.kubernetes.provider import KubernetesProvider
 from app.environments.sweeper import Sweeper
 from app.models.spec import EnvironmentKind, EnvironmentSpec, Reuse
 from app.settings import Settings
-from megaflow.contract.environments.ground import tags_of
-from tests.contract.environment_grounds import built_image
+from megaflow.contract.environments.fixture import tags_of
+from tests.contract.environment_fixtures import built_image
 from tests.kubernetes import FakeCluster, Fault
 from tests.waiting import eventually
 

@@ -23,12 +23,12 @@ from app.errors import EnvironmentFailed
 from app.models.shell import CommandResult, Shell
 from app.models.spec import EnvironmentSpec, Resources, Reuse
 from app.settings import Settings
-from tests.contract.environment_grounds import GROUNDS, Ground, built_image, composed, tags_of
+from tests.contract.environment_fixtures import FIXTURES, Fixture, built_image, composed, tags_of
 from tests.contract.residues import DEEP, LOOK_OUTSIDE, OUTSIDE, REPOSITORY, RESIDUES, Residue, remove_deep
 from tests.waiting import eventually
 
 RECYCLING = ("docker", "oci", "compose")
-"""Grounds whose environments a reset does bring back."""
+"""Fixtures whose environments a reset does bring back."""
 MEMORY_BYTES = 128 << 20
 CREATE_S = 60
 MARK = "=kind="
@@ -36,10 +36,10 @@ MARK = "=kind="
 kinds = pytest.mark.parametrize("residue", RESIDUES, ids=lambda residue: residue.name.replace(" ", "-"))
 
 
-@pytest.fixture(scope="module", params=[one.param() for one in GROUNDS if one.isolates and one.name != "kubernetes"])
-def ground(request: pytest.FixtureRequest) -> Ground:
+@pytest.fixture(scope="module", params=[one.param() for one in FIXTURES if one.isolates and one.name != "kubernetes"])
+def fixture(request: pytest.FixtureRequest) -> Fixture:
     """What does not isolate would plant them on this host."""
-    found: Ground = request.param
+    found: Fixture = request.param
     return found
 
 
@@ -51,8 +51,8 @@ def repository_image(base_image_tag: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def spec(ground: Ground, request: pytest.FixtureRequest) -> EnvironmentSpec:
-    found = ground.spec(request).model_copy(update={"resources": Resources(memory_bytes=MEMORY_BYTES, pids=200)})
+def spec(fixture: Fixture, request: pytest.FixtureRequest) -> EnvironmentSpec:
+    found = fixture.spec(request).model_copy(update={"resources": Resources(memory_bytes=MEMORY_BYTES, pids=200)})
     if found.compose is not None:
         return found.model_copy(update={"compose": composed(request.getfixturevalue("repository_image"))})
     if found.image is None or found.image != request.getfixturevalue("base_image_tag"):
@@ -135,12 +135,12 @@ def story(worker: Worker) -> Story:
 
 
 @kinds
-def test_without_a_reset_the_next_task_would_find_it(story: Story, residue: Residue, ground: Ground) -> None:
+def test_without_a_reset_the_next_task_would_find_it(story: Story, residue: Residue, fixture: Fixture) -> None:
     if residue.name in story.refused:
         assert residue.refusable, "it could not be planted, and so says nothing about the next task"
         assert story.planted[residue.name] == story.before[residue.name]
         return
-    if residue.inherited and ground.name not in RECYCLING:
+    if residue.inherited and fixture.name not in RECYCLING:
         pytest.skip("commands are started from outside: they inherit nothing")
     assert story.planted[residue.name] != story.before[residue.name]
 
@@ -150,9 +150,9 @@ def test_the_next_task_does_not_find_it(story: Story, residue: Residue) -> None:
     assert story.after[residue.name] == story.before[residue.name]
 
 
-def test_the_next_task_has_the_very_environment_that_was_full_of_them(story: Story, ground: Ground) -> None:
+def test_the_next_task_has_the_very_environment_that_was_full_of_them(story: Story, fixture: Fixture) -> None:
     """Else the suite would say something about new ones alone."""
-    if ground.name not in RECYCLING:
+    if fixture.name not in RECYCLING:
         pytest.skip("here a reset may always say that it is not clean")
     assert story.proof is not None
     assert (story.proof.clean, story.proof.left) == (True, ())
@@ -214,7 +214,7 @@ def test_what_is_done_to_files_from_outside_goes_with_the_task(lone: Environment
 
 
 def test_folders_deeper_than_a_path_may_be_long_go(
-    lone: Environment, worker: Worker, ground: Ground, settings: Settings
+    lone: Environment, worker: Worker, fixture: Fixture, settings: Settings
 ) -> None:
     out(lone, DEEP)
     try:
@@ -222,7 +222,7 @@ def test_folders_deeper_than_a_path_may_be_long_go(
         following, origin = worker.take()
         assert out(following, "ls") == "hidden\ntracked\n"
         worker.pool.release(following, reuse=False)
-        if ground.name in RECYCLING:
+        if fixture.name in RECYCLING:
             assert proof is not None
             assert (proof.clean, origin) == (True, Origin.RECYCLED)
     finally:  # what our own removal cannot do must not stop the tests after this one
@@ -289,12 +289,12 @@ def of_its_own(worker: Worker) -> Iterator[Worker]:
     made.pool.close()
 
 
-def test_a_task_that_wants_a_fresh_one_never_gets_a_used_one(of_its_own: Worker, ground: Ground) -> None:
+def test_a_task_that_wants_a_fresh_one_never_gets_a_used_one(of_its_own: Worker, fixture: Fixture) -> None:
     worker = of_its_own
     first, _ = worker.take()
     out(first, "touch /srv/used")
     worker.give_back(first)
-    assert worker.pool._idle or ground.name not in RECYCLING, "there must be a used one that it could get"
+    assert worker.pool._idle or fixture.name not in RECYCLING, "there must be a used one that it could get"
     second, origin = worker.take(allow_reuse=False)
     assert (origin, second is first) == (Origin.FRESH, False)
     assert out(second, "ls /srv") == ""

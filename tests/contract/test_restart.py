@@ -12,15 +12,15 @@ from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from megaflow.contract.environments.fixtures import tags_of
 from tests.contract.conftest import Create
-from tests.contract.environment_grounds import GROUNDS, Ground
+from tests.contract.environment_fixtures import FIXTURES, Fixture
 
-SEEN = [one for one in GROUNDS if one.isolates and not one.name.startswith(("docker-", "kube"))]
+SEEN = [one for one in FIXTURES if one.isolates and not one.name.startswith(("docker-", "kube"))]
 TROJAN = "printf '#!/bin/true\\n' >{0} && chmod 755 {0}"
 
 
 @pytest.fixture(scope="module", params=[one.param() for one in SEEN])
-def ground(request: pytest.FixtureRequest) -> Ground:
-    found: Ground = request.param
+def fixture(request: pytest.FixtureRequest) -> Fixture:
+    found: Fixture = request.param
     return found
 
 

@@ -9,15 +9,15 @@ import pytest
 from app.environments.contract import Environment
 from app.grading.protected import decide
 from tests.contract.conftest import Create
-from tests.contract.environment_grounds import GROUNDS, Ground
+from tests.contract.environment_fixtures import FIXTURES, Fixture
 from tests.contract.test_restart import TROJAN, output
 
-OF_ENGINES = [one for one in GROUNDS if one.isolates and one.name != "oci"]
+OF_ENGINES = [one for one in FIXTURES if one.isolates and one.name != "oci"]
 
 
 @pytest.fixture(scope="module", params=[one.param() for one in OF_ENGINES])
-def ground(request: pytest.FixtureRequest) -> Ground:
-    found: Ground = request.param
+def fixture(request: pytest.FixtureRequest) -> Fixture:
+    found: Fixture = request.param
     return found
 
 

@@ -1,4 +1,4 @@
-"""The contract suite as others run it: by pytest's own command line, on a ground outside of this repository."""
+"""The contract suite as others run it: by pytest's own command line, on a fixture outside of this repository."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import pytest
 
 from megaflow.contract import environments as contract
 
-GROUND = """
+FIXTURES = """
 from app.environments import provider_for
-from megaflow.contract.environments.ground import Ground, tar_of
+from megaflow.contract.environments.fixture import Fixture, tar_of
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 
 CONTEXT = tar_of({"setup.sh": b"mkdir -p $MEGAFLOW_ROOT/testbed"})
 BUILD = Build(context=Bundle(sha256="0" * 64, size_bytes=len(CONTEXT)))
 SPEC = EnvironmentSpec(kind=EnvironmentKind.LOCAL, build=BUILD, env={"GIVEN": "by the task"})
 
-def ground(kind):
-    return Ground(
+def fixture(kind):
+    return Fixture(
         "mine", kind, lambda settings: provider_for(EnvironmentKind.LOCAL, settings, lambda bundle: CONTEXT),
         lambda request: SPEC, isolates=False,
     )
 
-GROUND, WRONG = ground("local"), [ground("something else")]
+FIXTURES, WRONG = fixture("local"), [fixture("something else")]
 """
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    (tmp_path / "my_ground.py").write_text(GROUND)
+    (tmp_path / "my_fixture.py").write_text(FIXTURES)
     return tmp_path
 
 
@@ -59,9 +59,9 @@ def suite(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_runs_on_a_ground_of_somebody_elses(elsewhere: Path) -> None:
+def test_it_runs_on_a_fixture_of_somebody_elses(elsewhere: Path) -> None:
     """Nearly all of it: twelve tests that wait for a clock take three times as long as all the others."""
-    done = suite(elsewhere, "-vv", "--ground", "my_ground", "-k", "not timeout and not background and not flood")
+    done = suite(elsewhere, "-vv", "--fixture", "my_fixture", "-k", "not timeout and not background and not flood")
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("PASSED") > 70
     for part in sorted(Path(contract.__file__).parent.glob("test_*.py")):
@@ -71,10 +71,10 @@ def test_it_runs_on_a_ground_of_somebody_elses(elsewhere: Path) -> None:
 
 
 def test_it_fails_on_one_that_does_not_keep_it(elsewhere: Path) -> None:
-    done = suite(elsewhere, "--ground", "my_ground:WRONG", "-k", "description")
+    done = suite(elsewhere, "--fixture", "my_fixture:WRONG", "-k", "description")
     assert done.returncode == 1
     assert "::test_a_description_says_what_it_is" in done.stdout
 
 
-def test_without_a_ground_it_says_what_it_wants(elsewhere: Path) -> None:
-    assert "--ground MODULE" in suite(elsewhere).stdout
+def test_without_a_fixture_it_says_what_it_wants(elsewhere: Path) -> None:
+    assert "--fixture MODULE" in suite(elsewhere).stdout

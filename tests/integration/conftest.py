@@ -13,13 +13,13 @@ from app.host.engine import Engine, engine_of
 from app.ledger.database import Database
 from app.settings import Settings
 from tests.integration.command import CommandLine
-from tests.integration.docker_ground import remove_images
+from tests.integration.docker_fixture import remove_images
 from tests.integration.egress_servers import server
-from tests.integration.oci_ground import oci, oci_cache, oci_programs, oci_settings, own, tiny
-from tests.integration.registry_stand import registry, stand
+from tests.integration.fake_registry import fake, registry
+from tests.integration.oci_fixture import oci, oci_cache, oci_programs, oci_settings, own, tiny
 from tests.services import MakeSettings
 
-__all__ = ["oci", "oci_cache", "oci_programs", "oci_settings", "own", "registry", "server", "stand", "tiny"]
+__all__ = ["fake", "oci", "oci_cache", "oci_programs", "oci_settings", "own", "registry", "server", "tiny"]
 
 
 @pytest.fixture

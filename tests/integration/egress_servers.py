@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.integration.http_stand import Handler, running
-from tests.integration.network_ground import LONGEST_WAIT_S
+from tests.integration.http_server import Handler, running
+from tests.integration.network_fixture import LONGEST_WAIT_S
 
 
 class Server(ThreadingHTTPServer):

@@ -12,7 +12,7 @@ from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 from urllib.parse import urlsplit
 
-from tests.integration.http_stand import Handler, running
+from tests.integration.http_server import Handler, running
 from tests.services import short_folder
 
 

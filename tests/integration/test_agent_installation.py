@@ -25,8 +25,8 @@ from app.environments.tools import tool_inside
 from app.errors import AgentNotSetUp, AgentUnavailable
 from app.models.spec import EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
-from tests.contract.environment_grounds import tags_of
-from tests.integration.http_stand import served
+from tests.contract.environment_fixtures import tags_of
+from tests.integration.http_server import served
 
 OURS = "{}.{}".format(*sys.version_info[:2])
 LOCK = """\

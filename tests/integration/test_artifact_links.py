@@ -11,7 +11,7 @@ from app.artifacts import open_store
 from app.ledger.users import Scope
 from app.settings import Settings
 from tests.integration.test_reports import verdict
-from tests.integration.web_ground import Web, web
+from tests.integration.web_fixture import Web, web
 from tests.moto_server import serving_moto, some_credentials
 from tests.services import MakeSettings
 

@@ -48,8 +48,8 @@ from app.models.spec import (
     ServiceScript,
 )
 from app.settings import Settings
-from megaflow.contract.environments.ground import sweep_all, tar_of
-from tests.integration.docker_ground import engine, settings, tags_of
+from megaflow.contract.environments.fixture import sweep_all, tar_of
+from tests.integration.docker_fixture import engine, settings, tags_of
 from tests.unit.dataset_adapters import load
 
 __all__ = ["engine", "settings"]

@@ -13,7 +13,7 @@ import pytest
 from app.model_service.dialects import codec_for
 from app.model_service.dialects.base import DialectCodec, Reply, Request
 from app.models.model_calls import Dialect, TokenUse
-from tests.integration.http_stand import Handler, running
+from tests.integration.http_server import Handler, running
 
 SAID = Reply(
     message={

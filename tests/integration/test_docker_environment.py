@@ -26,7 +26,7 @@ from app.grading.protected import decide
 from app.host.engine import Engine
 from app.models.spec import EnvironmentSpec, Network, Resources, Reuse
 from app.settings import Settings
-from tests.integration.docker_ground import Create, create, engine, out, provider, settings, tags_of
+from tests.integration.docker_fixture import Create, create, engine, out, provider, settings, tags_of
 from tests.waiting import eventually
 
 __all__ = ["create", "engine", "provider", "settings"]

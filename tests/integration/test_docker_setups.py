@@ -15,13 +15,13 @@ from app.host.engine import Engine
 from app.images.cache import ImageCache
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings
-from tests.integration import docker_ground
-from tests.integration.docker_ground import Create, kept_images, out, provider_of, tags_of
+from tests.integration import docker_fixture
+from tests.integration.docker_fixture import Create, kept_images, out, provider_of, tags_of
 
 pytestmark = pytest.mark.docker
 
-settings, engine = docker_ground.settings, docker_ground.engine
-provider, create = docker_ground.provider, docker_ground.create
+settings, engine = docker_fixture.settings, docker_fixture.engine
+provider, create = docker_fixture.provider, docker_fixture.create
 
 
 def once() -> str:

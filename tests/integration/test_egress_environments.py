@@ -19,10 +19,10 @@ from app.environments.runtimes.oci import OciProvider
 from app.host.cgroups import Cgroup
 from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
-from tests.integration.docker_ground import tags_of
+from tests.integration.docker_fixture import tags_of
 from tests.integration.egress_servers import Server
-from tests.integration.network_ground import forward_threads, nothing_left
-from tests.integration.oci_ground import add_image
+from tests.integration.network_fixture import forward_threads, nothing_left
+from tests.integration.oci_fixture import add_image
 from tests.services import missing, short_folder
 from tests.waiting import eventually
 
@@ -50,7 +50,7 @@ def image(oci: OciProvider, oci_programs: Path, curl: Path) -> str:
     return add_image(oci.store, {"sha256:programs": oci_programs, "sha256:curl": curl})
 
 
-class Ground:
+class Fixture:
     """Makes environments, and ends them."""
 
     def __init__(self, provider: OciProvider, image: str, settings: Settings, held: ExitStack) -> None:
@@ -78,9 +78,9 @@ class Ground:
 
 
 @pytest.fixture
-def ground(oci: OciProvider, image: str, oci_settings: Settings) -> Iterator[Ground]:
+def fixture(oci: OciProvider, image: str, oci_settings: Settings) -> Iterator[Fixture]:
     with nothing_left(), ExitStack() as held:
-        yield Ground(oci, image, oci_settings, held)
+        yield Fixture(oci, image, oci_settings, held)
 
 
 def said(environment: Environment, command: str, **env: str) -> str:
@@ -99,8 +99,8 @@ def own_address() -> str:
         return str(asking.getsockname()[0])
 
 
-def test_the_model_is_all_that_there_is(ground: Ground, server: Server) -> None:
-    environment, neighbour = ground.create(), ground.create()
+def test_the_model_is_all_that_there_is(fixture: Fixture, server: Server) -> None:
+    environment, neighbour = fixture.create(), fixture.create()
     url, egress = open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}/v1")
     assert '"path": "/v1/models"' in said(environment, f"curl -sS {url}/models")
     port = egress.port
@@ -117,10 +117,10 @@ def test_the_model_is_all_that_there_is(ground: Ground, server: Server) -> None:
 
 
 def test_a_task_with_allowed_hosts_has_its_proxy_from_the_first_command_and_after_a_reset(
-    ground: Ground, server: Server
+    fixture: Fixture, server: Server
 ) -> None:
     name = f"localhost:{server.port}"
-    environment = ground.create(name, setup=(f"curl -sS http://{name}/set-up > /found",), NO_PROXY="", no_proxy="")
+    environment = fixture.create(name, setup=(f"curl -sS http://{name}/set-up > /found",), NO_PROXY="", no_proxy="")
     assert b'"path": "/set-up"' in environment.get("/found"), "set-up commands have it, and it began anew after them"
     shell = environment.shell()
     assert b"HTTPS_PROXY=http://127.0.0.1" in shell.run("env", timeout_s=10).stdout
@@ -131,16 +131,16 @@ def test_a_task_with_allowed_hosts_has_its_proxy_from_the_first_command_and_afte
         assert environment.reset().clean
 
 
-def test_an_environment_that_somebody_else_ends_takes_its_ports_along(ground: Ground, server: Server) -> None:
-    environment = ground.create()
+def test_an_environment_that_somebody_else_ends_takes_its_ports_along(fixture: Fixture, server: Server) -> None:
+    environment = fixture.create()
     open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}")
     for pid in Cgroup(environment.id).processes():
         os.kill(pid, signal.SIGKILL)
     eventually(lambda: forward_threads() == [])
 
 
-def test_programs_inside_cannot_end_what_serves_them(ground: Ground, server: Server) -> None:
-    environment = ground.create()
+def test_programs_inside_cannot_end_what_serves_them(fixture: Fixture, server: Server) -> None:
+    environment = fixture.create()
     url, _ = open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}")
     environment.run("kill -9 -1", timeout_s=10)
     assert '"path": "/still"' in said(environment, f"curl -sS {url}/still")

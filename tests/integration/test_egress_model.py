@@ -16,7 +16,7 @@ import pytest
 
 from app.environments.networks import MODEL_PORT, Egress, http_proxy, model_port
 from tests.integration.egress_servers import Server, certified, listening, serving
-from tests.integration.network_ground import (
+from tests.integration.network_fixture import (
     LONGEST_WAIT_S,
     Place,
     eventually,

@@ -20,7 +20,7 @@ from app.environments.contract import Forward, Serve
 from app.environments.networks import PROXY_PORT, Egress, addresses, allowlist, http_proxy, open_egress
 from app.models.spec import EnvironmentSpec, Network
 from tests.integration.egress_servers import Server, certified, listening, serving
-from tests.integration.network_ground import LONGEST_WAIT_S, Place, everything, forward_threads, leaves_nothing, place
+from tests.integration.network_fixture import LONGEST_WAIT_S, Place, everything, forward_threads, leaves_nothing, place
 from tests.waiting import eventually
 
 __all__ = ["leaves_nothing", "place"]

@@ -29,7 +29,7 @@ from app.workers import services
 from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
 from app.workers.services import WorkerServices
-from megaflow.contract.environments.ground import sweep_all
+from megaflow.contract.environments.fixture import sweep_all
 from tests.building import claim_of
 from tests.integration.engine_proxy import EngineProxy, engine_proxy
 from tests.integration.rows import one
@@ -52,14 +52,14 @@ def settings(make_settings: MakeSettings, base_image_tag: str, proxy: EngineProx
 
 
 @dataclass
-class Ground:
+class Fixture:
     """A worker whose engine may leave, and one task for it that is solved by doing nothing."""
 
     settings: Settings
     flow: MegaFlow
     task: AgentTask
 
-    def of(self, task: AgentTask) -> Ground:
+    def of(self, task: AgentTask) -> Fixture:
         return replace(self, task=task)
 
     def attempt(self, *, patience_s: float, token: StopToken | None = None) -> tuple[EndReason, Any]:
@@ -85,12 +85,12 @@ class Ground:
 
 
 @pytest.fixture
-def ground(settings: Settings, base_image_tag: str, tmp_path: Path) -> Iterator[Ground]:
+def fixture(settings: Settings, base_image_tag: str, tmp_path: Path) -> Iterator[Fixture]:
     (tmp_path / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
     with MegaFlow(settings) as flow:
         goal = ScriptGoal(tests=store_bundle(open_store(settings.artifacts()), tmp_path))
         environment = EnvironmentSpec(image=base_image_tag, workdir="/")
-        yield Ground(settings, flow, AgentTask(name="task", description="Rest.", environment=environment, goal=goal))
+        yield Fixture(settings, flow, AgentTask(name="task", description="Rest.", environment=environment, goal=goal))
 
 
 @contextmanager
@@ -112,24 +112,24 @@ def coming_back(proxy: EngineProxy) -> Iterator[None]:
 
 @pytest.mark.parametrize("amid", [False, True], ids=["before-it-is-asked", "amid-the-making"])
 def test_an_engine_that_comes_back_in_time_costs_time_and_no_attempt(
-    ground: Ground, proxy: EngineProxy, amid: bool
+    fixture: Fixture, proxy: EngineProxy, amid: bool
 ) -> None:
     if amid:
         proxy.dropped["POST /containers/create"] = True
     else:
         proxy.leave()
     with coming_back(proxy):
-        reason, row = ground.attempt(patience_s=60)
+        reason, row = fixture.attempt(patience_s=60)
     assert (reason, row.verdict["reward"], row.failure) == (EndReason.SUBMITTED, 1.0, None)
     assert (row.number, row.attempts, row.task) == (1, 1, "succeeded")
     assert AWAY_S / 2 <= row.waits["engine"] < 30  # it was away for a moment before it was asked
-    assert left(ground.settings) == []
+    assert left(fixture.settings) == []
 
 
-def test_one_that_stays_away_is_named_and_the_task_is_tried_again(ground: Ground, proxy: EngineProxy) -> None:
+def test_one_that_stays_away_is_named_and_the_task_is_tried_again(fixture: Fixture, proxy: EngineProxy) -> None:
     proxy.leave()
     begun = time.monotonic()
-    reason, row = ground.attempt(patience_s=1.0)
+    reason, row = fixture.attempt(patience_s=1.0)
     assert time.monotonic() - begun < 20
     assert (reason, row.verdict, row.task) == (EndReason.INFRASTRUCTURE, None, "pending")
     assert (row.failure["error"], row.failure["phase"]) == ("EngineUnavailable", "claimed")
@@ -138,13 +138,13 @@ def test_one_that_stays_away_is_named_and_the_task_is_tried_again(ground: Ground
     assert row.waits["engine"] >= 1.0
 
 
-def test_who_is_cancelled_waits_for_no_engine(ground: Ground, proxy: EngineProxy) -> None:
+def test_who_is_cancelled_waits_for_no_engine(fixture: Fixture, proxy: EngineProxy) -> None:
     proxy.leave()
     token = StopToken()
     cancelling = threading.Timer(0.5, token.stop, [EndReason.CANCELLED])
     cancelling.start()
     begun = time.monotonic()
-    reason, row = ground.attempt(patience_s=120, token=token)
+    reason, row = fixture.attempt(patience_s=120, token=token)
     cancelling.join()
     assert time.monotonic() - begun < 20
     assert (reason, row.failure["error"]) == (EndReason.CANCELLED, "Stopped")
@@ -161,29 +161,29 @@ OPEN = "grep -q open /logs/services/beside.log && echo 1 > $OUT || echo 0 > $OUT
 
 
 @pytest.fixture
-def several(ground: Ground, base_image_tag: str, tmp_path: Path) -> Iterator[Ground]:
+def several(fixture: Fixture, base_image_tag: str, tmp_path: Path) -> Iterator[Fixture]:
     """A task whose script judges by what a service beside the agent's has written."""
     files = {"project/docker-compose.yaml": PROJECT.replace("BASE", base_image_tag), "tests/test.sh": OPEN}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
-    store = open_store(ground.settings.artifacts())
+    store = open_store(fixture.settings.artifacts())
     project, tests = (store_bundle(store, tmp_path / name) for name in ("project", "tests"))
     environment = EnvironmentSpec(compose=Compose(context=project), workdir="/")
     fields = {"environment": environment, "goal": ScriptGoal(tests=tests)}
-    yield ground.of(ground.task.model_copy(update=fields))
-    engine = Settings(home=ground.settings.home, installation=ground.settings.installation)
+    yield fixture.of(fixture.task.model_copy(update=fields))
+    engine = Settings(home=fixture.settings.home, installation=fixture.settings.installation)
     sweep_all(engine)
 
 
-def test_services_are_judged_while_their_engine_is_there(several: Ground) -> None:
+def test_services_are_judged_while_their_engine_is_there(several: Fixture) -> None:
     reason, row = several.attempt(patience_s=1.0)
     assert (reason, row.verdict["reward"], row.failure) == (EndReason.SUBMITTED, 1.0, None)
 
 
 @pytest.mark.parametrize(("where", "act"), [(NopAgent, "run"), (ScriptGrader, "grade")], ids=["agent", "grader"])
 def test_what_an_absent_engine_kept_from_agent_or_grader_is_no_reward_of_zero(
-    several: Ground, proxy: EngineProxy, monkeypatch: pytest.MonkeyPatch, where: type, act: str
+    several: Fixture, proxy: EngineProxy, monkeypatch: pytest.MonkeyPatch, where: type, act: str
 ) -> None:
     acted = getattr(where, act)
 

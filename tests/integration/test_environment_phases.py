@@ -29,10 +29,10 @@ from app.workers.attempt_context import AttemptContext
 from app.workers.environments import environment_for
 from app.workers.lease import StopToken
 from app.workers.services import WorkerServices
-from megaflow.contract.environments.ground import sweep_all
+from megaflow.contract.environments.fixture import sweep_all
 from tests.building import claim_of
 from tests.integration import phase_times
-from tests.integration.docker_ground import remove_images
+from tests.integration.docker_fixture import remove_images
 from tests.integration.test_images import FROM_BASE, Contexts
 from tests.services import MakeSettings, missing
 
@@ -44,7 +44,7 @@ KINDS = ("docker", "oci", "compose")
 
 
 @dataclass
-class Ground:
+class Fixture:
     """Where attempts get their environments, of one kind."""
 
     flow: MegaFlow
@@ -109,17 +109,17 @@ def settings(make_settings: MakeSettings, base_image_tag: str, kind: str) -> Set
 
 
 @pytest.fixture
-def ground(settings: Settings, tmp_path: Path) -> Iterator[Ground]:
+def fixture(settings: Settings, tmp_path: Path) -> Iterator[Fixture]:
     built = services.build(settings, pooled=True, max_idle=2)
     (tmp_path / "scratch").mkdir()
     with MegaFlow(settings) as flow:
-        yield Ground(flow, built, tmp_path / "scratch")
+        yield Fixture(flow, built, tmp_path / "scratch")
     built.close()
     sweep_all(settings)
 
 
 @pytest.fixture
-def spec(registry: str, settings: Settings, ground: Ground, kind: str, tmp_path: Path) -> Iterator[EnvironmentSpec]:
+def spec(registry: str, settings: Settings, fixture: Fixture, kind: str, tmp_path: Path) -> Iterator[EnvironmentSpec]:
     """Of an image that only the registry has."""
     contexts, engine = Contexts(), engine_of(settings)
     image_id = Images(settings, fetch_bundle=contexts.fetch).ensure(contexts.spec(FROM_BASE), timeout_s=60)
@@ -131,55 +131,55 @@ def spec(registry: str, settings: Settings, ground: Ground, kind: str, tmp_path:
         (tmp_path / "project").mkdir()
         text = f"services: {{main: {{image: '{name}:v1', command: [sleep, '600']}}}}\n"
         (tmp_path / "project" / "docker-compose.yaml").write_text(text)
-        context = store_bundle(ground.services.store, tmp_path / "project")
+        context = store_bundle(fixture.services.store, tmp_path / "project")
         yield EnvironmentSpec(compose=Compose(context=context), workdir="/")
     else:
         of = EnvironmentKind.OCI if kind == "oci" else EnvironmentKind.DOCKER
         yield EnvironmentSpec(kind=of, image=f"{name}:v1", workdir="/")
-    ground.services.pool.close()  # what it keeps stands on the image
+    fixture.services.pool.close()  # what it keeps stands on the image
     remove_images(engine, settings)
 
 
 @pytest.mark.extra
 def test_a_pull_is_in_the_times_of_the_attempt_that_waited_for_it_and_of_no_other(
-    ground: Ground, spec: EnvironmentSpec
+    fixture: Fixture, spec: EnvironmentSpec
 ) -> None:
-    told = ground.attempt(spec, Mode.EPHEMERAL, "agent", "grading")
+    told = fixture.attempt(spec, Mode.EPHEMERAL, "agent", "grading")
     first, graded = told["agent"], told["grading"]
     assert (first["path"], first["image_by"]) == ("cold", "pull")
     assert first["phases"].keys() == {"image", *MADE, "other"}
     assert (graded["path"], graded["image_by"]) == ("cold", "here")
     assert graded["phases"].keys() == first["phases"].keys()
     assert graded["after"]["teardown"] > 0
-    found = {(one.path, one.phase): one for one in phase_times.table(ground.flow.database)}
+    found = {(one.path, one.phase): one for one in phase_times.table(fixture.flow.database)}
     assert (found["cold", "image"].count, found["cold", "pull"].count) == (2, 1)
     assert found["cold", "pull"].p50_s == pytest.approx(first["phases"]["image"])
 
 
 def test_who_gets_a_used_one_pays_for_the_hand_out_and_who_gave_it_back_for_the_reset(
-    ground: Ground, spec: EnvironmentSpec
+    fixture: Fixture, spec: EnvironmentSpec
 ) -> None:
-    first, second = (ground.had(spec, Mode.PERSISTENT) for _ in range(2))
+    first, second = (fixture.had(spec, Mode.PERSISTENT) for _ in range(2))
     if first["reset"]["left"] == [UNSEEN]:
         missing("an engine whose layers can be looked at")
     assert (first["path"], second["path"], second["id"]) == ("cold", "recycled", first["id"])
     assert second["phases"].keys() == {"image", "hand_out", "other"}
     assert first["reset"]["took_s"] > 0
-    found = {(one.path, one.phase): one for one in phase_times.table(ground.flow.database)}
+    found = {(one.path, one.phase): one for one in phase_times.table(fixture.flow.database)}
     assert found["cold", "reset"].p50_s == pytest.approx(first["reset"]["took_s"])
     assert found["recycled", "ready"].p50_s == pytest.approx(second["ready_s"])
 
 
 @pytest.mark.parametrize("kind", ["docker", "oci"], indirect=True)
 def test_a_set_up_that_fails_has_its_phases_on_record_and_none_among_those_that_came(
-    ground: Ground, spec: EnvironmentSpec
+    fixture: Fixture, spec: EnvironmentSpec
 ) -> None:
-    told = ground.failed(spec.model_copy(update={"setup": ("sleep 0.3; exit 3",)}), SetupFailed)
+    told = fixture.failed(spec.model_copy(update={"setup": ("sleep 0.3; exit 3",)}), SetupFailed)
     assert (told["path"], told["image_by"]) == ("failed", "pull")
     assert told["phases"].keys() >= {"image", "create", "start", "set_up", "other"}
     assert told["phases"]["set_up"] >= 0.3
-    came = ground.had(spec)
-    found = {(one.kind, one.path, one.phase): one for one in phase_times.table(ground.flow.database)}
+    came = fixture.had(spec)
+    found = {(one.kind, one.path, one.phase): one for one in phase_times.table(fixture.flow.database)}
     assert found[told["kind"], "failed", "set_up"].p50_s == told["phases"]["set_up"]
     assert found[told["kind"], "failed", "pull"].count == 1
     assert found[told["kind"], came["path"], "set_up"].count == 1, "of the same kind as those that came"

@@ -12,7 +12,7 @@ import pytest
 from app.environments.networks.forwarding import forward, forward_here, namespace
 from app.errors import EnvironmentFailed
 from app.models.shell import InteractiveProgram
-from tests.integration.network_ground import (
+from tests.integration.network_fixture import (
     LONGEST_WAIT_S,
     Place,
     everything,

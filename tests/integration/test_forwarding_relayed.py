@@ -22,8 +22,8 @@ from app.host.cgroups import Cgroup
 from app.models.shell import InteractiveProgram
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from tests.integration.docker_ground import tags_of
-from tests.integration.network_ground import (
+from tests.integration.docker_fixture import tags_of
+from tests.integration.network_fixture import (
     LONGEST_WAIT_S,
     connect_inside,
     eventually,

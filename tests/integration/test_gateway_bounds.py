@@ -19,21 +19,21 @@ from app.model_service.recording.recorder import _estimated
 from app.models.model_calls import CallEnd, Dialect, Exchange, TokenUse
 from app.models.spec import ModelChoice
 from app.workers.model_access import GatewayClient
-from tests.integration.gateway_ground import (
+from tests.integration.gateway_fixture import (
     MODEL,
-    Ground,
+    Fixture,
     Notes,
     an_attempt,
     answers,
     events,
-    ground,
+    fixture,
     request,
     streamed,
 )
 from tests.services import MakeSettings
 
 
-async def _hung_up(g: Ground, *, after_s: float, stream: bool = False, first: bytes = b"") -> Exchange:
+async def _hung_up(g: Fixture, *, after_s: float, stream: bool = False, first: bytes = b"") -> Exchange:
     """Of a call to an engine that says `first` and nothing else, the record; the agent gives up when it has waited."""
 
     async def silent(request: web.Request) -> web.StreamResponse:
@@ -58,7 +58,7 @@ async def _hung_up(g: Ground, *, after_s: float, stream: bool = False, first: by
 async def test_who_hangs_up_on_an_engine_that_is_silent_was_stopped_by_it(
     make_settings: MakeSettings, first: bytes
 ) -> None:
-    async with ground(make_settings(model_timeout_s=1)) as g:  # bears half of it
+    async with fixture(make_settings(model_timeout_s=1)) as g:  # bears half of it
         kept = await _hung_up(g, after_s=0.7, stream=bool(first), first=first)
         assert kept.end is CallEnd.UPSTREAM_TIMEOUT
         assert kept.detail.startswith("the agent hung up after ")
@@ -66,7 +66,7 @@ async def test_who_hangs_up_on_an_engine_that_is_silent_was_stopped_by_it(
 
 
 async def test_who_hangs_up_on_a_limit_was_stopped_by_it(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(model_timeout_s=1)) as g:
+    async with fixture(make_settings(model_timeout_s=1)) as g:
         await asyncio.to_thread(limits.set_limit, g.database, "model_requests:user:default", 0)
         while not await g.app.services.limiter._capacities():
             await asyncio.sleep(0.02)
@@ -80,7 +80,7 @@ async def test_who_hangs_up_on_a_limit_was_stopped_by_it(make_settings: MakeSett
 
 
 async def test_who_hangs_up_after_the_last_word_was_answered(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         whole = b"".join(events(Dialect.CHAT, request(Dialect.CHAT, stream=True)))
         kept = await _hung_up(g, after_s=0.3, stream=True, first=whole)
         assert kept.end is CallEnd.ANSWERED
@@ -89,7 +89,7 @@ async def test_who_hangs_up_after_the_last_word_was_answered(make_settings: Make
 async def test_who_hangs_up_before_the_tokens_are_told_has_had_an_answer_all_the_same(
     make_settings: MakeSettings,
 ) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         told = [one for one in events(Dialect.CHAT, request(Dialect.CHAT, stream=True)) if b'"usage":{' not in one]
         kept = await _hung_up(g, after_s=0.3, stream=True, first=b"".join(told).replace(b"data: [DONE]\n\n", b""))
         assert (kept.end, kept.detail) == (CallEnd.ANSWERED, "the agent hung up")
@@ -102,7 +102,7 @@ async def test_who_hangs_up_before_the_tokens_are_told_has_had_an_answer_all_the
 
 
 async def test_a_number_without_end_is_the_callers_and_no_fault_of_ours(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         data = json.dumps(request(Dialect.CHAT))[:-1] + ', "tools": [{}], "seed": ' + "1" * 400 + "}"
         await g.post(data=data.encode())
         await g.notes.until(1)
@@ -113,7 +113,7 @@ async def test_an_attempt_has_a_bound_of_calls_at_once(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "_MOST_AT_ONCE", 1)
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         go = asyncio.Event()
 
         async def waits(request: web.Request) -> web.StreamResponse:
@@ -134,7 +134,7 @@ async def test_an_agent_that_does_not_read_its_answer_gives_its_engine_back(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "_READER_S", 0.5)
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
 
         async def endless(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -155,7 +155,7 @@ async def test_an_agent_that_does_not_read_its_answer_gives_its_engine_back(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_engine_that_trickles_does_not_hold_a_call_for_ever(make_settings: MakeSettings, stream: bool) -> None:
-    async with ground(make_settings(model_timeout_s=0.5)) as g:
+    async with fixture(make_settings(model_timeout_s=0.5)) as g:
 
         async def trickles(request: web.Request) -> web.StreamResponse:
             kind = "text/event-stream" if stream else "application/json"
@@ -175,7 +175,7 @@ async def test_an_engine_that_trickles_does_not_hold_a_call_for_ever(make_settin
 
 
 async def test_the_time_of_an_engine_does_not_run_while_a_call_waits(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(model_timeout_s=0.5)) as g:
+    async with fixture(make_settings(model_timeout_s=0.5)) as g:
         engine = g.app.routes.engine(g.engine.url)
         engine.window.size = 0
         call = asyncio.create_task(g.ask())
@@ -188,7 +188,7 @@ async def test_the_time_of_an_engine_does_not_run_while_a_call_waits(make_settin
 
 async def test_limits_of_a_model_hold_whatever_an_agent_calls_it(make_settings: MakeSettings) -> None:
     settings = make_settings(gateway_patience_s=0.3)
-    async with ground(settings) as g:
+    async with fixture(settings) as g:
         await asyncio.to_thread(
             an_attempt,
             g.database,
@@ -206,7 +206,7 @@ async def test_limits_of_a_model_hold_whatever_an_agent_calls_it(make_settings: 
 
 async def test_a_session_stays_closed_for_every_gateway(make_settings: MakeSettings) -> None:
     settings = make_settings()
-    async with ground(settings) as g:
+    async with fixture(settings) as g:
         assert (await g.ask())[0] == 200
         with GatewayClient(g.url, "t1") as client:
             first = await asyncio.to_thread(client.account)
@@ -217,7 +217,7 @@ async def test_a_session_stays_closed_for_every_gateway(make_settings: MakeSetti
             assert (await g.ask())[0] == 403
             status, _ = await g.post("/v1/messages/count_tokens", request(Dialect.MESSAGES))
             assert status == 403
-        async with ground(settings, attempt=False) as again:
+        async with fixture(settings, attempt=False) as again:
             assert (await again.ask())[0] == 403
             with GatewayClient(again.url, "t1") as client:
                 account = await asyncio.to_thread(client.close)
@@ -226,7 +226,7 @@ async def test_a_session_stays_closed_for_every_gateway(make_settings: MakeSetti
 
 
 async def test_a_look_that_fails_is_not_the_last_one(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         assert (await g.ask())[0] == 200
         callers = g.app.services.callers
         looked = asyncio.Event()
@@ -274,7 +274,7 @@ SECRET = "sk-very-secret-0123456789"
 
 
 async def test_a_key_in_the_first_event_of_a_stream_is_not_shown(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(), replica=False, keys={"ENGINE_KEY": SECRET}) as g:
+    async with fixture(make_settings(), replica=False, keys={"ENGINE_KEY": SECRET}) as g:
         await g.add(g.engine.url, api_key_env="ENGINE_KEY")
         error = json.dumps({"error": {"message": f"Incorrect API key provided: {SECRET}", "code": 401}}).encode()
 
@@ -294,7 +294,7 @@ async def test_a_key_in_the_first_event_of_a_stream_is_not_shown(make_settings: 
 
 
 async def test_a_dialect_counts_as_unspoken_only_when_another_one_is_answered(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         engine = g.app.routes.engine(g.engine.url)
         g.engine.handler = answers(404, b'{"detail": "Not Found"}')
         assert (await g.ask(Dialect.MESSAGES))[0] in {404, 501}
@@ -302,7 +302,7 @@ async def test_a_dialect_counts_as_unspoken_only_when_another_one_is_answered(ma
 
 
 async def test_one_broken_connection_does_not_put_an_engine_aside(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         engine = g.app.routes.engine(g.engine.url)
         aside: list[str] = []
         engine.unreachable = aside.append  # type: ignore[method-assign]

@@ -12,13 +12,13 @@ from aiohttp import web
 from app.models.model_calls import CallEnd, Dialect
 from app.models.spec import ModelChoice
 from app.workers.model_access import GatewayClient
-from tests.integration.gateway_ground import (
+from tests.integration.gateway_fixture import (
     MODEL,
     an_attempt,
     answers,
     end_attempt,
     events,
-    ground,
+    fixture,
     pauses,
     request,
     whole,
@@ -27,7 +27,7 @@ from tests.services import MakeSettings
 
 
 async def test_a_call_is_passed_on_byte_by_byte_and_kept(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         for dialect in Dialect:
             g.anew()
             odd = json.dumps(request(dialect, temperature=0.25), indent=3, ensure_ascii=False).encode()
@@ -56,7 +56,7 @@ async def test_a_call_is_passed_on_byte_by_byte_and_kept(make_settings: MakeSett
 
 
 async def test_a_stream_is_passed_on_byte_by_byte_as_it_comes(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         for dialect in Dialect:
             g.anew()
             wish = request(dialect, stream=True)
@@ -80,7 +80,7 @@ async def test_a_stream_is_passed_on_byte_by_byte_as_it_comes(make_settings: Mak
 
 
 async def test_the_usage_of_a_chat_stream_is_asked_for_and_not_shown(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         status, said = await g.post(body=request(Dialect.CHAT, stream=True))
         assert status == 200
         assert b'"usage"' not in said
@@ -92,7 +92,7 @@ async def test_the_usage_of_a_chat_stream_is_asked_for_and_not_shown(make_settin
 
 
 async def test_clients_differ_in_how_they_write_the_base_url(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         for path in ("/chat/completions", "/v1/chat/completions", "/v1/v1/chat/completions"):
             g.anew()
             status, _ = await g.post(path, request(Dialect.CHAT))
@@ -100,7 +100,7 @@ async def test_clients_differ_in_how_they_write_the_base_url(make_settings: Make
 
 
 async def test_a_wrong_token_is_refused_in_the_callers_dialect(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         for dialect in Dialect:
             g.anew()
             for token in ("wrong", "x" * 5000):
@@ -114,7 +114,7 @@ async def test_a_wrong_token_is_refused_in_the_callers_dialect(make_settings: Ma
 
 
 async def test_an_ended_attempt_is_refused_soon(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         claim = await asyncio.to_thread(an_attempt, g.database, "t2")
         assert (await g.ask(token="t2"))[0] == 200
         await asyncio.to_thread(end_attempt, g.database, claim)
@@ -128,7 +128,7 @@ async def test_an_ended_attempt_is_refused_soon(make_settings: MakeSettings) -> 
 
 
 async def test_models_are_listed_for_both_families_of_clients(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         await g.add(g.engine.url, model="third")
         own = ModelChoice(name=MODEL, side_models=("other",))
         await asyncio.to_thread(an_attempt, g.database, "t2", model=own)
@@ -147,7 +147,7 @@ async def test_models_are_listed_for_both_families_of_clients(make_settings: Mak
 
 
 async def test_our_own_engine_is_told_of_task_and_attempt(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(), replica=False) as g:
+    async with fixture(make_settings(), replica=False) as g:
         g.app._settings = make_settings(replay_port=g.engine.port)
         g.app.routes._settings = g.app._settings
         await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="replay"))
@@ -169,7 +169,7 @@ MALFORMED = [
 
 
 async def test_a_malformed_request_is_refused_with_what_was_found(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         for sent, found in MALFORMED:
             g.anew()
             for dialect in Dialect:
@@ -188,7 +188,7 @@ async def fifty_megabytes() -> AsyncIterator[bytes]:
 
 
 async def test_a_huge_request_is_refused_without_being_kept(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         for told in (True, False):
             g.anew()
             headers = {"Authorization": "Bearer t1"} | ({"Content-Length": str(50 << 20)} if told else {})
@@ -202,7 +202,7 @@ async def test_a_huge_request_is_refused_without_being_kept(make_settings: MakeS
 
 
 async def test_a_worker_closes_the_session_when_all_is_on_record(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         inside, go_on = asyncio.Event(), asyncio.Event()
 
         async def handler(request: web.Request) -> web.StreamResponse:
@@ -228,7 +228,7 @@ async def test_a_worker_closes_the_session_when_all_is_on_record(make_settings: 
 
 
 async def test_a_worker_hears_of_waiting_that_is_not_over(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         engine = g.app.routes.engine(g.engine.url)
         engine.window.size = 0
         call = asyncio.create_task(g.ask())
@@ -246,7 +246,7 @@ async def test_a_worker_hears_of_waiting_that_is_not_over(make_settings: MakeSet
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_hangs_up_stops_the_engine(make_settings: MakeSettings, stream: bool) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         inside, stopped = asyncio.Event(), asyncio.Event()
 
         async def handler(request: web.Request) -> web.StreamResponse:
@@ -277,7 +277,7 @@ async def test_a_client_that_hangs_up_stops_the_engine(make_settings: MakeSettin
 
 
 async def test_tokens_are_estimated_without_a_call(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         status, said = await g.post("/v1/messages/count_tokens?beta=true", request(Dialect.MESSAGES))
         assert status == 200
         assert json.loads(said)["input_tokens"] > 5
@@ -285,7 +285,7 @@ async def test_tokens_are_estimated_without_a_call(make_settings: MakeSettings) 
 
 
 async def test_metrics_and_health_are_told(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         assert (await g.ask(Dialect.MESSAGES))[0] == 200
         await g.notes.until(1)
         async with g.http.get(f"{g.url}/metrics") as answer:

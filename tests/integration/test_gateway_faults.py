@@ -11,14 +11,14 @@ import pytest
 from aiohttp import web
 
 from app.models.model_calls import ENGINE_FAULTS, CallEnd, Dialect
-from tests.integration.gateway_ground import (
+from tests.integration.gateway_fixture import (
     MODEL,
     Engine,
     an_attempt,
     answers,
     breaks_off,
     events,
-    ground,
+    fixture,
     request,
     says,
     streamed,
@@ -38,7 +38,7 @@ BROKEN = [
 
 
 async def test_a_busy_engine_is_waited_for(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         for status in (429, 503, 529):
             g.anew()
             g.engine.handler = says(status, times=2, headers={"retry-after": "0.1"})(g.engine)
@@ -50,7 +50,7 @@ async def test_a_busy_engine_is_waited_for(make_settings: MakeSettings) -> None:
 
 
 async def test_patience_has_an_end(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(gateway_patience_s=0.8)) as g:
+    async with fixture(make_settings(gateway_patience_s=0.8)) as g:
         for dialect in Dialect:
             g.anew()
             g.engine.handler = says(429, "slow down")(g.engine)
@@ -68,14 +68,14 @@ async def test_patience_has_an_end(make_settings: MakeSettings) -> None:
 
 @pytest.mark.timeout(15)
 async def test_a_retry_after_beyond_the_patience_is_not_waited_for(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(gateway_patience_s=20)) as g:
+    async with fixture(make_settings(gateway_patience_s=20)) as g:
         g.engine.handler = says(429, headers={"retry-after": "3600"})(g.engine)
         assert (await g.ask())[0] == 429
         assert len(g.engine.seen) == 1
 
 
 async def test_a_crowd_is_let_in_as_the_engine_can_take_it(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
 
         async def four(request: web.Request) -> web.StreamResponse:
             if g.engine.inside > 4:
@@ -92,7 +92,7 @@ async def test_a_crowd_is_let_in_as_the_engine_can_take_it(make_settings: MakeSe
 
 
 async def test_a_broken_engine_is_asked_a_few_times(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         for status, content, end in BROKEN:
             g.anew()
 
@@ -108,7 +108,7 @@ async def test_a_broken_engine_is_asked_a_few_times(make_settings: MakeSettings)
 
 
 async def test_a_restart_of_the_engine_is_not_seen_by_agents(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         port = g.engine.port
         assert (await g.ask())[0] == 200
         inside = asyncio.Event()
@@ -135,7 +135,7 @@ async def test_a_restart_of_the_engine_is_not_seen_by_agents(make_settings: Make
 
 
 async def test_an_engine_that_stays_away_is_named(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(gateway_patience_s=0.5)) as g:
+    async with fixture(make_settings(gateway_patience_s=0.5)) as g:
         await g.engine.stop()
         status, said = await g.ask()
         assert status == 503
@@ -145,7 +145,7 @@ async def test_an_engine_that_stays_away_is_named(make_settings: MakeSettings) -
 
 
 async def test_an_engine_that_hangs_is_left_after_its_time(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(model_timeout_s=0.5)) as g:
+    async with fixture(make_settings(model_timeout_s=0.5)) as g:
 
         async def hangs(request: web.Request) -> web.Response:
             await asyncio.sleep(60)
@@ -160,7 +160,7 @@ async def test_an_engine_that_hangs_is_left_after_its_time(make_settings: MakeSe
 
 
 async def test_a_slow_stream_is_no_hang(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(model_timeout_s=0.8)) as g:
+    async with fixture(make_settings(model_timeout_s=0.8)) as g:
         wish = request(Dialect.MESSAGES, stream=True)
 
         async def handler(request: web.Request) -> web.StreamResponse:
@@ -173,7 +173,7 @@ async def test_a_slow_stream_is_no_hang(make_settings: MakeSettings) -> None:
 
 
 async def test_a_stream_that_is_cut_ends_with_an_error(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(model_timeout_s=0.5)) as g:
+    async with fixture(make_settings(model_timeout_s=0.5)) as g:
         for dialect, how in itertools.product(Dialect, ["abort", "close", "silence"]):
             g.anew()
             wish = request(dialect, stream=True)
@@ -193,7 +193,7 @@ async def test_a_stream_that_is_cut_ends_with_an_error(make_settings: MakeSettin
 
 
 async def test_an_error_in_the_middle_of_a_stream_is_passed_on(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         wish = request(Dialect.CHAT, stream=True)
         error = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
         pieces = [*events(Dialect.CHAT, wish)[:2], error, b"data: [DONE]\n\n"]
@@ -225,7 +225,7 @@ TOO_LONG: list[tuple[int, dict[str, Any]]] = [
 
 
 async def test_a_conversation_that_no_longer_fits_is_told_as_each_dialect_tells_it(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         for dialect in Dialect:
             g.anew()
             for status, body in TOO_LONG:
@@ -241,7 +241,7 @@ async def test_a_conversation_that_no_longer_fits_is_told_as_each_dialect_tells_
 
 
 async def test_a_refusal_is_passed_on_as_it_is(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         for status, end in [(400, CallEnd.REFUSED), (404, CallEnd.NOT_FOUND), (401, CallEnd.UNAUTHORISED)]:
             g.anew()
             content = json.dumps({"error": {"message": f"The model `{MODEL}` is not here", "own": [1, 2]}}).encode()
@@ -256,7 +256,7 @@ async def test_a_refusal_is_passed_on_as_it_is(make_settings: MakeSettings) -> N
 
 async def test_a_key_is_sent_and_nowhere_shown(make_settings: MakeSettings, caplog: pytest.LogCaptureFixture) -> None:
     keys = {"ENGINE_KEY": SECRET}
-    async with ground(make_settings(), keys=keys, replica=False) as g:
+    async with fixture(make_settings(), keys=keys, replica=False) as g:
         await g.add(g.engine.url, api_key_env="ENGINE_KEY")
 
         for status in (401, 400, 500):
@@ -278,7 +278,7 @@ async def test_a_key_is_sent_and_nowhere_shown(make_settings: MakeSettings, capl
 
 
 async def test_an_attempt_stays_with_its_engine_until_that_is_gone(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         others = [Engine(), Engine()]
         for other in others:
             await other.start()
@@ -312,7 +312,7 @@ async def test_an_attempt_stays_with_its_engine_until_that_is_gone(make_settings
 
 
 async def test_a_broken_engine_is_passed_over_where_there_is_another(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         other = Engine()
         await other.start()
         await g.add(other.url)

@@ -18,18 +18,28 @@ from app.models.engines import EngineKind
 from app.models.model_calls import Account, CallEnd, Dialect
 from app.models.spec import ModelChoice, Sampling, TaskSpec
 from tests.building import a_task
-from tests.integration.gateway_ground import MODEL, Engine, Ground, an_attempt, events, ground, request, says, streamed
+from tests.integration.gateway_fixture import (
+    MODEL,
+    Engine,
+    Fixture,
+    an_attempt,
+    events,
+    fixture,
+    request,
+    says,
+    streamed,
+)
 from tests.services import MakeSettings, missing
 
 
-async def _in_force(g: Ground, name: str, capacity: int) -> None:
+async def _in_force(g: Fixture, name: str, capacity: int) -> None:
     await asyncio.to_thread(limits.set_limit, g.database, name, capacity)
     while (await g.app.services.limiter._capacities()).get(name) != capacity:
         await asyncio.sleep(0.02)
 
 
 async def test_a_limit_makes_calls_wait_and_is_named(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         name = f"model_concurrency:model:{MODEL}"
         await _in_force(g, name, 2)
 
@@ -47,7 +57,7 @@ async def test_a_limit_makes_calls_wait_and_is_named(make_settings: MakeSettings
 
 
 async def test_a_limit_that_leaves_no_room_is_told(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(gateway_patience_s=0.3)) as g:
+    async with fixture(make_settings(gateway_patience_s=0.3)) as g:
         for dialect in Dialect:
             g.anew()
             await _in_force(g, "model_requests:user:default", 0)
@@ -61,7 +71,7 @@ async def test_a_limit_that_leaves_no_room_is_told(make_settings: MakeSettings) 
 
 
 async def test_tokens_are_put_right_by_what_the_engine_counted(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(gateway_patience_s=0.3)) as g:
+    async with fixture(make_settings(gateway_patience_s=0.3)) as g:
         await _in_force(g, "model_tokens:user:default", 250)
         assert (await g.ask())[0] == 200  # estimated as 20, really 110
         assert (await g.ask())[0] == 200  # 220 now
@@ -69,7 +79,7 @@ async def test_tokens_are_put_right_by_what_the_engine_counted(make_settings: Ma
 
 
 async def test_the_call_after_the_last_turn_is_refused(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         for dialect in Dialect:
             g.anew()
             token = f"t-{dialect.name}"
@@ -84,7 +94,7 @@ async def test_the_call_after_the_last_turn_is_refused(make_settings: MakeSettin
 
 
 async def test_turns_at_the_same_time_are_no_way_around_the_limit(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         await asyncio.to_thread(an_attempt, g.database, "t2", max_steps=3)
         fails = [True]
 
@@ -103,7 +113,7 @@ async def test_turns_at_the_same_time_are_no_way_around_the_limit(make_settings:
 
 
 async def test_money_that_is_spent_ends_an_attempt(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         for dialect, whose in itertools.product(Dialect, ["attempt", "run"]):
             g.anew()
             token = f"t-{dialect.name}-{whose}"
@@ -123,7 +133,7 @@ async def test_money_that_is_spent_ends_an_attempt(make_settings: MakeSettings) 
 
 
 async def test_wishes_for_tokens_are_cut_and_smaller_ones_are_left(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         for dialect, field in zip(Dialect, ["max_tokens", "max_output_tokens", "max_tokens"], strict=True):
             g.anew()
             token = f"t-{dialect.name}"
@@ -138,7 +148,7 @@ async def test_wishes_for_tokens_are_cut_and_smaller_ones_are_left(make_settings
 
 @pytest.mark.parametrize("by", ["attempt", "replica"])
 async def test_a_conversation_that_was_too_long_already_is_not_sent_again(make_settings: MakeSettings, by: str) -> None:
-    async with ground(make_settings(), replica=False) as g:
+    async with fixture(make_settings(), replica=False) as g:
         await g.add(g.engine.url, context_tokens=None if by == "attempt" else 50)
         await asyncio.to_thread(an_attempt, g.database, "t2", context_tokens=50 if by == "attempt" else None)
         words = {"messages": [{"role": "user", "content": "Hello " * 40}]}
@@ -152,7 +162,7 @@ async def test_a_conversation_that_was_too_long_already_is_not_sent_again(make_s
 
 
 async def test_a_swap_is_one_moment_and_calls_under_way_keep_their_version(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(), replica=False) as g:
+    async with fixture(make_settings(), replica=False) as g:
         await g.add(g.engine.url, upstream_model="weights-1", policy_version="v1")
         inside, go_on = asyncio.Event(), asyncio.Event()
 
@@ -178,7 +188,7 @@ async def test_a_swap_is_one_moment_and_calls_under_way_keep_their_version(make_
 
 
 async def test_a_drained_engine_keeps_its_attempts_and_gets_no_new_ones(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(gateway_patience_s=0.5)) as g:
+    async with fixture(make_settings(gateway_patience_s=0.5)) as g:
         assert (await g.ask())[0] == 200
         await asyncio.to_thread(model_replicas.drain, g.database, MODEL)
         await g.knows(lambda: g.app.routes._table[MODEL][0].draining)
@@ -204,7 +214,7 @@ async def test_a_drained_engine_keeps_its_attempts_and_gets_no_new_ones(make_set
 
 
 async def test_a_star_takes_what_has_no_row(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(), replica=False) as g:
+    async with fixture(make_settings(), replica=False) as g:
         await g.add(g.engine.url, model="*", policy_version="any")
         await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="something-else"))
         for token, name in (("t1", MODEL), ("t2", "something-else")):
@@ -219,7 +229,7 @@ async def test_an_engine_that_speaks_only_chat_is_translated_for(make_settings: 
     if find_spec("litellm") is None:
         missing("litellm")
 
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
 
         async def only_chat(request: web.Request) -> web.StreamResponse:
             if request.match_info["path"] != Dialect.CHAT.value:
@@ -261,7 +271,7 @@ async def test_an_engine_that_speaks_only_chat_is_translated_for(make_settings: 
 
 
 async def test_a_dialect_that_nobody_translates_is_refused(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(), replica=False) as g:
+    async with fixture(make_settings(), replica=False) as g:
         await g.add(g.engine.url, dialects=(Dialect.MESSAGES,))
         status, said = await g.ask(Dialect.CHAT)
         assert status == 501
@@ -276,7 +286,7 @@ BOUND = {Dialect.CHAT: "max_tokens", Dialect.RESPONSES: "max_output_tokens", Dia
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 async def test_options_replace_the_agents_own_in_each_dialect(make_settings: MakeSettings, dialect: Dialect) -> None:
-    async with ground(make_settings(), attempt=False) as g:
+    async with fixture(make_settings(), attempt=False) as g:
         model = ModelChoice(name=MODEL, sampling=ALL)
         await asyncio.to_thread(an_attempt, g.database, "t1", model=model)
         assert (await g.ask(dialect, **OWN, **{BOUND[dialect]: 1000}))[0] == 200
@@ -291,7 +301,7 @@ async def test_options_replace_the_agents_own_in_each_dialect(make_settings: Mak
 
 
 async def test_an_attempts_own_bound_holds_and_nothing_changes_without_options(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         assert (await g.ask(**OWN))[0] == 200
         assert (g.engine.last["temperature"], "seed" in g.engine.last) == (1.0, False)
         assert not g.notes.last.sampled
@@ -309,14 +319,14 @@ def test_sampling_is_part_of_a_specs_digest() -> None:
     assert ModelChoice.model_validate_json(ModelChoice(name="m", sampling=ALL).model_dump_json()).sampling == ALL
 
 
-async def _had(g: Ground, token: str, model_s: float) -> None:
+async def _had(g: Fixture, token: str, model_s: float) -> None:
     """A running attempt whose calls were at engines for that long."""
     claim = await asyncio.to_thread(an_attempt, g.database, token)
     g.notes.accounts[claim.attempt_id] = Account(calls=9, turns=9, model_s=model_s, offered_tools=True)
 
 
 async def test_an_attempt_that_had_little_passes_those_that_had_much(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         engine = g.app.routes.engine(g.engine.url)
         engine.window.size = 0
         calls = []
@@ -336,7 +346,7 @@ async def test_an_attempt_that_had_little_passes_those_that_had_much(make_settin
 
 @pytest.mark.parametrize(("kind", "sign"), [(EngineKind.VLLM, 1), (EngineKind.SGLANG, -1)])
 async def test_engines_with_a_priority_are_told_of_it(make_settings: MakeSettings, kind: EngineKind, sign: int) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         await _had(g, "long", 4 * LEVEL_S)
         assert (await g.ask(token="long"))[0] == 200
         assert "priority" not in g.engine.last
@@ -350,7 +360,7 @@ async def test_engines_with_a_priority_are_told_of_it(make_settings: MakeSetting
 async def test_an_engine_that_refuses_a_priority_is_asked_again_without_and_not_told_any_more(
     make_settings: MakeSettings,
 ) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         await g.add(g.engine.url, "other", engine=EngineKind.VLLM)
         own = g.app.routes._table["other"]
         g.app.routes._table = dict.fromkeys(g.app.routes._table, own)

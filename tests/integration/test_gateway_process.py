@@ -21,7 +21,7 @@ from app.models.model_calls import CallEnd, Dialect
 from app.settings import PREFIX, Settings
 from app.stack.programs import programs
 from app.workers.model_access import GatewayClient
-from tests.integration.gateway_ground import MODEL, Engine, an_attempt, events, ground, request
+from tests.integration.gateway_fixture import MODEL, Engine, an_attempt, events, fixture, request
 from tests.integration.rows import every
 from tests.services import MakeSettings
 
@@ -180,7 +180,7 @@ async def test_gateways_beside_each_other_share_limits_and_keep_to_their_attempt
 async def test_of_several_gateways_each_refuses_the_attempts_of_the_others(make_settings: MakeSettings) -> None:
     settings = make_settings(gateways=2)
     mine, other = settings.gateway_bases()
-    async with ground(settings, attempt=False, base=mine) as g:
+    async with fixture(settings, attempt=False, base=mine) as g:
         seen: dict[str, int] = {}
         while len(seen) < 2:
             token = uuid4().hex

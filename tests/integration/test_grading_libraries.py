@@ -31,7 +31,7 @@ from app.models.outcome import TestStatus
 from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, TestsGoal
 from app.settings import Settings
 from bench.evaluation import goals
-from tests.integration.inside_ground import kept_tools
+from tests.integration.inside_fixture import kept_tools
 from tests.unit.folder_shell import FolderShell, committed, git
 from tests.unit.test_grading_reports import SUITE
 from tests.unit.test_grading_tests_goal import FILES, GOOD, PYTEST, TEST_PATCH

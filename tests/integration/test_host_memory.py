@@ -26,7 +26,7 @@ from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
 from app.workers.services import WorkerServices
 from tests.building import claim_of
-from tests.integration.oci_ground import add_image
+from tests.integration.oci_fixture import add_image
 from tests.integration.rows import one
 from tests.services import MakeSettings, missing
 

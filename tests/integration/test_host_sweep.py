@@ -26,9 +26,9 @@ from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from app.workers import host_care, host_sweep
 from app.workers.host_sweep import Rounds, lead_here, leads_here
-from megaflow.contract.environments.ground import sweep_all
+from megaflow.contract.environments.fixture import sweep_all
 from tests.building import RETRY
-from tests.integration.oci_ground import add_image, alive, left_over
+from tests.integration.oci_fixture import add_image, alive, left_over
 from tests.integration.rows import ago, an_instance, one
 from tests.integration.test_compose_environment import PAIR, STORED, left, spec_of, tags_of
 from tests.integration.test_local_environment import CONTEXT, SPEC
@@ -70,7 +70,7 @@ def swept(database: Database, instance_id: UUID) -> bool:
 
 
 @pytest.fixture
-def ground(settings: Settings, docker_engine: str, oci_cache: Path) -> Iterator[Settings]:
+def fixture(settings: Settings, docker_engine: str, oci_cache: Path) -> Iterator[Settings]:
     """A home and an engine for containers of both kinds."""
     if not (settings.home / "cache").exists():
         (settings.home / "cache").symlink_to(oci_cache)
@@ -82,23 +82,23 @@ def ground(settings: Settings, docker_engine: str, oci_cache: Path) -> Iterator[
 
 @pytest.mark.docker
 def test_a_host_that_runs_only_a_pool_removes_what_a_killed_worker_left(
-    ground: Settings, database: Database, base_image_tag: str, oci_programs: Path, tmp_path: Path
+    fixture: Settings, database: Database, base_image_tag: str, oci_programs: Path, tmp_path: Path
 ) -> None:
-    instance = _killed_worker(ground, base_image_tag, oci_programs, tmp_path)
-    project = _project(ground)
-    kinds = [_kind(ground, one) for one in left(engine_of(ground), ground)]
+    instance = _killed_worker(fixture, base_image_tag, oci_programs, tmp_path)
+    project = _project(fixture)
+    kinds = [_kind(fixture, one) for one in left(engine_of(fixture), fixture)]
     assert sorted(kinds) == ["container", "container", "network", "volume"], "there is something to be left"
-    assert left_over(ground.home) != []
-    handle = f"{ground.host()}:1"
+    assert left_over(fixture.home) != []
+    handle = f"{fixture.host()}:1"
     an_instance(database, id=instance, mode="persistent", provider="static", handle=handle)
-    with host_care.caring(ground, database):
+    with host_care.caring(fixture, database):
         time.sleep(2.0)
-        assert len(left(engine_of(ground), ground)) == 4, "its instance lives, as far as anybody knows"
+        assert len(left(engine_of(fixture), fixture)) == 4, "its instance lives, as far as anybody knows"
         assert instances.exited(database, instance, None, "no sign of life", RETRY)  # a reconciler elsewhere
-        eventually(lambda: left(engine_of(ground), ground) == [], "an empty engine")
-        eventually(lambda: left_over(ground.home) == [], "an empty home")
+        eventually(lambda: left(engine_of(fixture), fixture) == [], "an empty engine")
+        eventually(lambda: left_over(fixture.home) == [], "an empty home")
         eventually(lambda: swept(database, instance), "the ledger to know")
-    assert alive(ground.home) == []
+    assert alive(fixture.home) == []
     assert _groups(project) == []
 
 

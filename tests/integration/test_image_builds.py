@@ -24,7 +24,7 @@ from app.images.logins import logins_of
 from app.images.task_images import Images
 from app.models.spec import Resources
 from app.settings import Settings
-from megaflow.contract.environments.ground import tar_of
+from megaflow.contract.environments.fixture import tar_of
 from tests.integration import test_image_registry, test_images
 from tests.integration.test_images import FROM_BASE, Contexts
 

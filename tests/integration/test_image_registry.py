@@ -23,7 +23,7 @@ from app.images.task_images import Images
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration import test_images
-from tests.integration.registry_stand import Fault, Stand, registry_server
+from tests.integration.fake_registry import FakeRegistry, Fault, registry_server
 from tests.integration.test_images import FROM_BASE, Contexts
 
 pytestmark = pytest.mark.docker
@@ -47,20 +47,20 @@ def forget(engine: Engine, image_id: str) -> None:
 
 
 @pytest.mark.parametrize("code", [429, 503])
-def test_a_busy_registry_is_asked_again(stand: Stand, settings: Settings, engine: Engine, code: int) -> None:
-    stand.faults[MANIFESTS] = [Fault(code)] * 4  # each time the engine asks twice
-    found = Images(settings, fetch_bundle=lambda _: b"").ensure(EnvironmentSpec(image=f"{stand.host}/x"), timeout_s=60)
+def test_a_busy_registry_is_asked_again(fake: FakeRegistry, settings: Settings, engine: Engine, code: int) -> None:
+    fake.faults[MANIFESTS] = [Fault(code)] * 4  # each time the engine asks twice
+    found = Images(settings, fetch_bundle=lambda _: b"").ensure(EnvironmentSpec(image=f"{fake.host}/x"), timeout_s=60)
     forget(engine, found)
-    assert found == stand.image_id
-    assert len([one for one in stand.seen(MANIFESTS) if one.method == "GET"]) >= 3
+    assert found == fake.image_id
+    assert len([one for one in fake.seen(MANIFESTS) if one.method == "GET"]) >= 3
 
 
 def test_a_registry_that_stays_busy_is_given_up_with_its_words(
-    stand: Stand, settings: Settings, engine: Engine
+    fake: FakeRegistry, settings: Settings, engine: Engine
 ) -> None:
-    stand.faults[MANIFESTS] = [Fault(429)] * 1000
+    fake.faults[MANIFESTS] = [Fault(429)] * 1000
     with pytest.raises(ImageUnavailable, match="429") as caught:
-        Images(settings, fetch_bundle=lambda _: b"").ensure(EnvironmentSpec(image=f"{stand.host}/x"), timeout_s=5)
+        Images(settings, fetch_bundle=lambda _: b"").ensure(EnvironmentSpec(image=f"{fake.host}/x"), timeout_s=5)
     assert isinstance(caught.value.__cause__, RegistryRefusal)
     assert caught.value.__cause__.refusal is RefusalKind.BUSY
 

@@ -25,7 +25,7 @@ from app.images.pull_source import PullSource, noted
 from app.images.task_images import Images
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
-from megaflow.contract.environments.ground import tar_of
+from megaflow.contract.environments.fixture import tar_of
 from tests.services import small_disk
 
 pytestmark = pytest.mark.docker

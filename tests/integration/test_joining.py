@@ -43,7 +43,7 @@ from app.stopping import StopListener, nudge
 from app.web.server import application
 from app.workers.instance import _DrainCheck, _worker
 from tests.building import ready_instance
-from tests.integration.remote_ground import LosesAnswers, Site
+from tests.integration.remote_fixture import LosesAnswers, Site
 from tests.services import MakeSettings
 from tests.waiting import eventually
 

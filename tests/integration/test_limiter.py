@@ -21,7 +21,7 @@ PREFIX = "megaflow:test:limits"
 CALL = {"run_id": "r1", "user": "alice", "model": "m"}
 
 
-class Ground:
+class Fixture:
     """A limiter on a real Redis, with capacities that a test changes as it goes."""
 
     def __init__(self, url: str, **capacities: int) -> None:
@@ -52,88 +52,90 @@ class Ground:
 
 
 async def test_what_has_no_limit_is_not_held_up(redis_url: str) -> None:
-    ground = Ground(redis_url)
+    fixture = Fixture(redis_url)
 
-    async with ground.limiter() as limiter:
-        permit = await ground.call(limiter, tokens=10**9)
+    async with fixture.limiter() as limiter:
+        permit = await fixture.call(limiter, tokens=10**9)
         assert permit.waited == {}
 
 
 async def test_no_more_calls_at_once_than_allowed(redis_url: str) -> None:
-    ground = Ground(redis_url, model_concurrency__user__alice=3)
+    fixture = Fixture(redis_url, model_concurrency__user__alice=3)
 
-    async with ground.limiter() as limiter, ground.limiter() as another_process:
-        calls = [ground.call(one, lasts_s=0.03) for one in (limiter, another_process) for _ in range(12)]
+    async with fixture.limiter() as limiter, fixture.limiter() as another_process:
+        calls = [fixture.call(one, lasts_s=0.03) for one in (limiter, another_process) for _ in range(12)]
         permits = await asyncio.gather(*calls)
-        assert ground.most == 3
+        assert fixture.most == 3
         assert sum(1 for permit in permits if permit.waited.get("model_concurrency:user:alice", 0) > 0) >= 18
 
 
 async def test_in_any_window_there_are_no_more_calls_than_allowed(redis_url: str) -> None:
-    ground = Ground(redis_url, model_requests__run__r1=5)
+    fixture = Fixture(redis_url, model_requests__run__r1=5)
 
-    async with ground.limiter(window_s=0.5) as limiter:
-        await asyncio.gather(*(ground.call(limiter) for _ in range(14)))
-    ground.granted.sort()
+    async with fixture.limiter(window_s=0.5) as limiter:
+        await asyncio.gather(*(fixture.call(limiter) for _ in range(14)))
+    fixture.granted.sort()
     # The sixth call after any call comes when that one has left the window (less what measuring it here may shift).
-    assert all(b - a > 0.45 for a, b in zip(ground.granted, ground.granted[5:], strict=False))
-    assert ground.granted[-1] - ground.granted[0] < 5
+    assert all(b - a > 0.45 for a, b in zip(fixture.granted, fixture.granted[5:], strict=False))
+    assert fixture.granted[-1] - fixture.granted[0] < 5
 
 
 async def test_tokens_beyond_the_estimate_count_and_those_not_used_are_given_back(redis_url: str) -> None:
-    ground = Ground(redis_url, model_tokens__user__alice=100)
+    fixture = Fixture(redis_url, model_tokens__user__alice=100)
 
-    async with ground.limiter(patience_s=0.1) as limiter:
+    async with fixture.limiter(patience_s=0.1) as limiter:
         async with limiter.call(**CALL, tokens=90) as permit:
             permit.used(20)
         async with limiter.call(**CALL, tokens=70) as permit:
             permit.used(130)
         with pytest.raises(CallThrottled, match="model_tokens:user:alice"):
-            await ground.call(limiter, tokens=1)
+            await fixture.call(limiter, tokens=1)
     with redis.Redis.from_url(redis_url) as client:
         assert in_use(client, PREFIX)["model_tokens:user:alice"].used == 150
 
 
 async def test_a_call_longer_than_the_window_still_pays_for_what_it_used_too_much(redis_url: str) -> None:
-    ground = Ground(redis_url, model_tokens__user__alice=100)
+    fixture = Fixture(redis_url, model_tokens__user__alice=100)
 
-    async with ground.limiter(window_s=0.2) as limiter:
+    async with fixture.limiter(window_s=0.2) as limiter:
         async with limiter.call(**CALL, tokens=10) as permit:
             await asyncio.sleep(0.3)
-            await ground.call(limiter, tokens=5)  # the first one's entry is gone by now
+            await fixture.call(limiter, tokens=5)  # the first one's entry is gone by now
             permit.used(70)
         with redis.Redis.from_url(redis_url) as client:
             assert in_use(client, PREFIX, window_s=0.2)["model_tokens:user:alice"].used == 65
 
 
 async def test_a_call_that_could_never_fit_is_refused_at_once_and_says_what_would_help(redis_url: str) -> None:
-    ground = Ground(redis_url, model_tokens__user__alice=100)
+    fixture = Fixture(redis_url, model_tokens__user__alice=100)
 
-    async with ground.limiter() as limiter:
+    async with fixture.limiter() as limiter:
         with pytest.raises(CallThrottled, match="megaflow limits set model_tokens:user:alice 101"):
-            await ground.call(limiter, tokens=101)
+            await fixture.call(limiter, tokens=101)
 
 
 async def test_a_call_refused_by_one_limit_uses_nothing_of_the_others(redis_url: str) -> None:
-    ground = Ground(redis_url, model_requests__user__alice=10, model_concurrency__model__m=0, model_tokens__run__r1=10)
+    fixture = Fixture(
+        redis_url, model_requests__user__alice=10, model_concurrency__model__m=0, model_tokens__run__r1=10
+    )
 
-    async with ground.limiter(patience_s=0.1) as limiter:
+    async with fixture.limiter(patience_s=0.1) as limiter:
         with pytest.raises(CallThrottled) as caught:
-            await ground.call(limiter)
+            await fixture.call(limiter)
         assert caught.value.limit == "model_concurrency:model:m"
     with redis.Redis.from_url(redis_url) as client:
         assert in_use(client, PREFIX) == {}
 
 
 async def test_a_large_call_is_not_overtaken_by_small_ones(redis_url: str) -> None:
-    ground = Ground(redis_url, model_tokens__user__alice=100)
+    fixture = Fixture(redis_url, model_tokens__user__alice=100)
     order: list[int] = []
 
     async def one(limiter: ModelLimiter, tokens: int) -> None:
         async with limiter.call(**CALL, tokens=tokens):
             order.append(tokens)
 
-    async with ground.limiter(window_s=0.4) as limiter:
+    async with fixture.limiter(window_s=0.4) as limiter:
         await one(limiter, 50)
         large = asyncio.create_task(one(limiter, 80))
         await asyncio.sleep(0.05)
@@ -142,23 +144,23 @@ async def test_a_large_call_is_not_overtaken_by_small_ones(redis_url: str) -> No
 
 
 async def test_who_died_gives_their_concurrency_back_after_the_lease_and_who_lives_is_renewed(redis_url: str) -> None:
-    ground = Ground(redis_url, model_concurrency__user__alice=2)
+    fixture = Fixture(redis_url, model_concurrency__user__alice=2)
     name = "model_concurrency:user:alice"
 
-    async with ground.limiter(lease_s=0.4) as limiter, limiter.call(**CALL, tokens=1):
+    async with fixture.limiter(lease_s=0.4) as limiter, limiter.call(**CALL, tokens=1):
         with redis.Redis.from_url(redis_url) as client:
             client.zadd(f"{PREFIX}:members:{name}", {"dead": time.time() * 1000 + 600})  # what a kill leaves behind
             assert in_use(client, PREFIX)[name].used == 2
-            permit = await ground.call(limiter)
+            permit = await fixture.call(limiter)
             assert 0.2 < permit.waited[name] < 3
             await asyncio.sleep(0.5)
             assert in_use(client, PREFIX)[name].used == 1
 
 
 async def test_what_is_given_back_while_others_are_renewed_is_not_renewed(redis_url: str) -> None:
-    ground = Ground(redis_url, model_concurrency__user__alice=5)
+    fixture = Fixture(redis_url, model_concurrency__user__alice=5)
 
-    async with ground.limiter(lease_s=0.3) as limiter:
+    async with fixture.limiter(lease_s=0.3) as limiter:
         ended, renewed, renew = asyncio.Event(), [], limiter._renew
 
         async def slow(**asked: Any) -> object:
@@ -178,34 +180,34 @@ async def test_what_is_given_back_while_others_are_renewed_is_not_renewed(redis_
 
 
 async def test_who_gives_up_or_is_cancelled_leaves_the_line(redis_url: str) -> None:
-    ground = Ground(redis_url, model_concurrency__user__alice=1)
+    fixture = Fixture(redis_url, model_concurrency__user__alice=1)
 
-    async with ground.limiter(patience_s=1.0) as limiter:
+    async with fixture.limiter(patience_s=1.0) as limiter:
         async with limiter.call(**CALL, tokens=1):
             with pytest.raises(CallThrottled):
-                await ground.call(limiter)
-            cancelled = asyncio.create_task(ground.call(limiter))
+                await fixture.call(limiter)
+            cancelled = asyncio.create_task(fixture.call(limiter))
             await asyncio.sleep(0.05)
             cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
             with redis.Redis.from_url(redis_url) as client:
                 assert in_use(client, PREFIX)["model_concurrency:user:alice"] == (1, 0)
-        await ground.call(limiter)
+        await fixture.call(limiter)
 
 
 async def test_a_cancellation_is_heeded_whenever_it_comes(redis_url: str) -> None:
     """Also in the very moment in which Redis answers: what sends the question forgets it then, about once in 15."""
-    ground = Ground(redis_url, model_concurrency__user__alice=1)
+    fixture = Fixture(redis_url, model_concurrency__user__alice=1)
 
-    async with ground.limiter(patience_s=20.0) as limiter, limiter.call(**CALL, tokens=1):
+    async with fixture.limiter(patience_s=20.0) as limiter, limiter.call(**CALL, tokens=1):
         for count in range(150):
-            waiting = asyncio.create_task(ground.call(limiter))
+            waiting = asyncio.create_task(fixture.call(limiter))
             await asyncio.sleep(count * 0.0001)
             waiting.cancel()
             await asyncio.wait([waiting], timeout=5.0)
             assert waiting.cancelled(), f"cancelled after {count * 0.1:.1f} ms, it went on"
-    assert not ground.granted
+    assert not fixture.granted
 
 
 @pytest.mark.parametrize("outcome", [None, ConnectionResetError("gone")])
@@ -226,32 +228,34 @@ async def test_a_cancellation_that_was_swallowed_is_found_whatever_came_instead(
 
 
 async def test_a_failing_call_gives_its_permit_back(redis_url: str) -> None:
-    ground = Ground(redis_url, model_concurrency__user__alice=1)
+    fixture = Fixture(redis_url, model_concurrency__user__alice=1)
 
-    async with ground.limiter(patience_s=0.1) as limiter:
+    async with fixture.limiter(patience_s=0.1) as limiter:
         with pytest.raises(RuntimeError):
             async with limiter.call(**CALL, tokens=1):
                 raise RuntimeError
-        await ground.call(limiter)
+        await fixture.call(limiter)
 
 
 async def test_a_limit_for_all_counts_each_of_them_apart(redis_url: str) -> None:
-    ground = Ground(redis_url, **{"model_concurrency:user:*": 1, "model_concurrency:user:bob": 2})
+    fixture = Fixture(redis_url, **{"model_concurrency:user:*": 1, "model_concurrency:user:bob": 2})
 
     async with (
-        ground.limiter(patience_s=0.1) as limiter,
+        fixture.limiter(patience_s=0.1) as limiter,
         limiter.call(**CALL, tokens=1),
         limiter.call(**(CALL | {"user": "carol"}), tokens=1),
     ):
-        await asyncio.gather(*(ground.call(limiter, user="bob", lasts_s=0.05) for _ in range(2)))
+        await asyncio.gather(*(fixture.call(limiter, user="bob", lasts_s=0.05) for _ in range(2)))
         with pytest.raises(CallThrottled, match="model_concurrency:user:alice"):
-            await ground.call(limiter)
+            await fixture.call(limiter)
 
 
 async def test_a_lost_answer_does_not_make_a_call_wait_for_itself(redis_url: str) -> None:
-    ground = Ground(redis_url, model_requests__user__alice=1, model_concurrency__user__alice=1, model_tokens__run__r1=9)
+    fixture = Fixture(
+        redis_url, model_requests__user__alice=1, model_concurrency__user__alice=1, model_tokens__run__r1=9
+    )
 
-    async with ground.limiter(patience_s=1) as limiter:
+    async with fixture.limiter(patience_s=1) as limiter:
         ask, answers = limiter._ask, []
 
         async def deaf(*values: Any) -> Any:
@@ -261,7 +265,7 @@ async def test_a_lost_answer_does_not_make_a_call_wait_for_itself(redis_url: str
             return answers[-1]
 
         limiter._ask = deaf  # type: ignore[method-assign]
-        await ground.call(limiter, tokens=9)
+        await fixture.call(limiter, tokens=9)
         assert answers == [None, None]
     with redis.Redis.from_url(redis_url) as client:
         assert {name: use.used for name, use in in_use(client, PREFIX).items()} == {
@@ -271,11 +275,11 @@ async def test_a_lost_answer_does_not_make_a_call_wait_for_itself(redis_url: str
 
 
 async def test_a_redis_that_does_not_answer_is_named_after_a_bounded_wait() -> None:
-    ground = Ground("redis://127.0.0.1:1", model_concurrency__user__alice=1)
+    fixture = Fixture("redis://127.0.0.1:1", model_concurrency__user__alice=1)
 
-    async with ground.limiter(patience_s=0.2) as limiter:
+    async with fixture.limiter(patience_s=0.2) as limiter:
         with pytest.raises(BrokerUnavailable):
-            await ground.call(limiter)
+            await fixture.call(limiter)
 
 
 async def test_capacities_come_from_the_ledger_and_the_last_known_ones_stay_when_it_is_away(

@@ -39,11 +39,11 @@ from app.models.outcome import Phase
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
 from app.workers.semaphores import LedgerSemaphore
-from megaflow.contract.environments.ground import tar_of
+from megaflow.contract.environments.fixture import tar_of
 from tests.building import claimed, failed, new_id
 from tests.integration.command import CommandLine
-from tests.integration.docker_ground import tags_of
-from tests.integration.registry_stand import standing
+from tests.integration.docker_fixture import tags_of
+from tests.integration.fake_registry import standing
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, kill_sessions, one, write
 from tests.waiting import eventually
 
@@ -446,20 +446,20 @@ def test_a_pull_without_an_engine_passes_the_gates_of_its_host_and_its_registry(
     database: Database, home_folder: Path
 ) -> None:
     semaphore, host = Named(_semaphore(database)), f"image_builds:{socket.gethostname()}"
-    with standing() as stand:
-        spec, registry = EnvironmentSpec(image=f"{stand.host}/x"), f"image_pulls:{stand.host}"
+    with standing() as fake:
+        spec, registry = EnvironmentSpec(image=f"{fake.host}/x"), f"image_pulls:{fake.host}"
         images = _without_engine(home_folder, semaphore)
         for limit in (host, registry):
             limits.set_limit(database, limit, 0)
             with pytest.raises(ImageUnavailable, match=f"no place at {limit}"):
                 images.ensure(spec, timeout_s=0.5)
-            assert stand.asked == []
+            assert fake.asked == []
             limits.clear_limit(database, limit)
-        assert images.ensure(spec, timeout_s=30).id == stand.image_id
+        assert images.ensure(spec, timeout_s=30).id == fake.image_id
     assert semaphore.names == {host, registry}
     assert _rows(database) == 0
     again = Named(_semaphore(database))
-    assert _without_engine(home_folder, again).ensure(spec, timeout_s=5).id == stand.image_id
+    assert _without_engine(home_folder, again).ensure(spec, timeout_s=5).id == fake.image_id
     assert again.names == set(), "what is here takes no place"
 
 

@@ -25,8 +25,8 @@ from app.settings import Settings
 from app.web.access import WebUser
 from app.web.pages.shell import _first_of
 from tests.building import new_id
-from tests.integration.live_shell_ground import AtWork, at_work, manifest
-from tests.integration.remote_ground import Site, site
+from tests.integration.live_shell_fixture import AtWork, at_work, manifest
+from tests.integration.remote_fixture import Site, site
 from tests.services import MakeSettings
 from tests.waiting import eventually
 

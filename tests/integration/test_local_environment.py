@@ -14,7 +14,7 @@ from app.environments.sweeper import Sweeper
 from app.errors import SpecInvalid
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Reuse
 from app.settings import Settings
-from megaflow.contract.environments.ground import tags_of, tar_of
+from megaflow.contract.environments.fixture import tags_of, tar_of
 
 CONTEXT = tar_of({"setup.sh": b"true\n"})
 BUNDLE = Bundle(sha256=hashlib.sha256(CONTEXT).hexdigest(), size_bytes=len(CONTEXT))

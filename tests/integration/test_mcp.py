@@ -16,7 +16,7 @@ from app.ledger.database import Database
 from app.ledger.users import Scope
 from app.settings import Settings
 from tests.building import a_spec
-from tests.integration.remote_ground import NOWHERE, Site, site
+from tests.integration.remote_fixture import NOWHERE, Site, site
 from tests.integration.test_reports import NIGHT, Reports, reports
 
 __all__ = ["reports", "site"]

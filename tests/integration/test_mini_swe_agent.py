@@ -20,7 +20,7 @@ from app.errors import AgentFailed
 from app.models.endings import EndReason
 from app.models.shell import CommandResult
 from app.models.spec import Limits
-from tests.integration.inside_ground import engine, kept_tools
+from tests.integration.inside_fixture import engine, kept_tools
 from tests.unit.folder_shell import FolderShell
 
 __all__ = ["engine"]

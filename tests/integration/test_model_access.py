@@ -21,7 +21,7 @@ from app.models.model_calls import Account, CallEnd
 from app.workers import model_access
 from app.workers.model_access import GatewayClient, ModelAccess
 from tests.building import claimed
-from tests.integration.http_stand import Handler, served
+from tests.integration.http_server import Handler, served
 from tests.integration.rows import a_call, insert, one
 
 NOBODY = "http://127.0.0.1:1"

@@ -22,7 +22,7 @@ from app.models.model_calls import Dialect
 from app.models.spec import ModelChoice
 from app.settings import Settings
 from tests.integration.command import CommandLine
-from tests.integration.gateway_ground import Ground, ground
+from tests.integration.gateway_fixture import Fixture, fixture
 from tests.integration.rows import facts, one
 from tests.services import MakeSettings
 
@@ -138,13 +138,13 @@ DEAD = "http://127.0.0.1:1/v1"
 KEYS = {"GOOD_API_KEY": "sk-good-key"}
 
 
-async def _checked(g: Ground, model: ModelChoice, **candidate: Any) -> list[str]:
+async def _checked(g: Fixture, model: ModelChoice, **candidate: Any) -> list[str]:
     """What the gateway warns of. Raises: ModelEndpointUnavailable."""
     settings = g.settings.model_copy(update={"gateway_url": (g.url,)})
     return (await asyncio.to_thread(check_engine, settings, g.database, model, candidate or None))[0]
 
 
-async def _refused(g: Ground, model: ModelChoice, *said: str, **candidate: Any) -> None:
+async def _refused(g: Fixture, model: ModelChoice, *said: str, **candidate: Any) -> None:
     with pytest.raises(ModelEndpointUnavailable) as refused:
         await _checked(g, model, **candidate)
     for words in (*said, "--no-check"):
@@ -152,8 +152,8 @@ async def _refused(g: Ground, model: ModelChoice, *said: str, **candidate: Any) 
     assert "sk-good-key" not in str(refused.value)
 
 
-def checked(settings: Settings) -> AbstractAsyncContextManager[Ground]:
-    return ground(settings, replica=False, keys=KEYS)
+def checked(settings: Settings) -> AbstractAsyncContextManager[Fixture]:
+    return fixture(settings, replica=False, keys=KEYS)
 
 
 async def test_a_dead_url_a_refused_key_and_an_unknown_model_are_refused(make_settings: MakeSettings) -> None:

@@ -18,7 +18,7 @@ from app.model_service.publishing import NewVersion, publish
 from app.models.engines import EngineKind
 from app.models.publication import OnNewWeights, ProbeSequence
 from tests.integration.command import CommandLine
-from tests.integration.gateway_ground import MODEL, Ground, ground
+from tests.integration.gateway_fixture import MODEL, Fixture, fixture
 from tests.integration.rows import every
 from tests.integration.token_engine import TokenEngine
 from tests.services import MakeSettings
@@ -33,30 +33,30 @@ def a_probe(weights: float) -> ProbeSequence:
 @asynccontextmanager
 async def serving(
     make_settings: MakeSettings, kind: EngineKind = EngineKind.SGLANG, *, old: str | None = "old"
-) -> AsyncIterator[tuple[Ground, TokenEngine]]:
+) -> AsyncIterator[tuple[Fixture, TokenEngine]]:
     """A gateway whose engine serves version v1. old: the path of its weights on record."""
     engine = TokenEngine()
-    async with ground(make_settings(), engine=engine, replica=False) as g:
+    async with fixture(make_settings(), engine=engine, replica=False) as g:
         await g.add(engine.url, engine=kind, policy_version="v1")
         await asyncio.to_thread(experience.publish, g.database, MODEL, "v1", old)
         await asyncio.to_thread(experience.settle, g.database, MODEL, "v1")
         yield g, engine
 
 
-async def published(g: Ground, version: str = "v2", weights: str | None = "new", **values: Any) -> None:
+async def published(g: Fixture, version: str = "v2", weights: str | None = "new", **values: Any) -> None:
     settings = g.settings.model_copy(update={"gateway_url": (g.url,)})
     values = {"probe": a_probe(1.0), **values}
     await asyncio.to_thread(publish, settings, g.database, NewVersion(MODEL, version, weights, **values))
 
 
-def _states(g: Ground) -> tuple[dict[str, str], list[tuple[str, str]]]:
+def _states(g: Fixture) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Of versions, and of engines with their version."""
     versions = {row.version: row.state for row in every(g.database, "SELECT version, state FROM policy_versions")}
     with g.database.begin() as connection:
         return versions, [(one.policy_version, one.state) for one in model_replicas.listed(connection, MODEL)]
 
 
-async def _version_of_next_call(g: Ground) -> str:
+async def _version_of_next_call(g: Fixture) -> str:
     status, _ = await g.ask()
     assert status == 200
     return g.notes.last.policy_version

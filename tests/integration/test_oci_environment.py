@@ -25,8 +25,8 @@ from app.host.cgroups import Cgroup
 from app.host.slots import turn
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from tests.integration.docker_ground import tags_of
-from tests.integration.oci_ground import add_image, create, left_over
+from tests.integration.docker_fixture import tags_of
+from tests.integration.oci_fixture import add_image, create, left_over
 from tests.waiting import eventually
 
 

@@ -22,9 +22,9 @@ from app.host.environment_records import Record
 from app.images import link_layers
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings
-from megaflow.contract.environments.ground import sweep_all
-from tests.integration.docker_ground import tags_of
-from tests.integration.oci_ground import MEBI, alive, left_over
+from megaflow.contract.environments.fixture import sweep_all
+from tests.integration.docker_fixture import tags_of
+from tests.integration.oci_fixture import MEBI, alive, left_over
 from tests.services import missing
 
 WORKER = """
@@ -33,7 +33,7 @@ from pathlib import Path
 from app.environments.runtimes.oci import OciProvider
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from tests.integration.docker_ground import tags_of
+from tests.integration.docker_fixture import tags_of
 
 settings = Settings(home=Path(sys.argv[1]), installation=sys.argv[2], docker_url="unix:///nowhere")
 provider = OciProvider(settings, fetch_bundle=lambda bundle: b"")

@@ -26,9 +26,9 @@ from app.images.references import built_for_all, key_of
 from app.images.unpacked_images import OciImages
 from app.models.spec import Build, Bundle, Compose, EnvironmentSpec
 from app.settings import Settings
-from megaflow.contract.environments.ground import sweep_all, tar_of
+from megaflow.contract.environments.fixture import sweep_all, tar_of
 from tests.integration.command import CommandLine
-from tests.integration.docker_ground import tags_of
+from tests.integration.docker_fixture import tags_of
 from tests.integration.test_images import age
 from tests.integration.test_oci_images import packed, push_image
 from tests.services import small_disk

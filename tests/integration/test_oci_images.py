@@ -31,9 +31,9 @@ from app.images.references import Reference
 from app.images.registry_pull import pull
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
-from tests.integration.docker_ground import tags_of
-from tests.integration.oci_ground import add_image
-from tests.integration.registry_stand import standing
+from tests.integration.docker_fixture import tags_of
+from tests.integration.fake_registry import standing
+from tests.integration.oci_fixture import add_image
 from tests.services import missing
 
 LISTING = "find / -xdev -path /proc -prune -o -path /dev -prune -o -path /sys -prune -o -print | sort"

@@ -14,7 +14,7 @@ from app.environments.runtimes.oci import OciEnvironment, OciProvider, probe
 from app.host import kernel
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from tests.integration.oci_ground import add_image, create, left_over
+from tests.integration.oci_fixture import add_image, create, left_over
 from tests.services import missing
 
 

@@ -13,7 +13,7 @@ from app.agents.running import FrameworkAgent
 from app.agents.trial import NeverCancelled, TrialStage
 from app.models.endings import EndReason
 from app.models.spec import Limits
-from tests.integration.inside_ground import ENV_SCENE, SEEN, engine, kept_tools, look_inside, settings, stage
+from tests.integration.inside_fixture import ENV_SCENE, SEEN, engine, kept_tools, look_inside, settings, stage
 
 __all__ = ["engine", "settings", "stage"]
 

@@ -21,7 +21,7 @@ from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
 from app.workers import host_care
 from tests.building import a_spec, accepted
-from tests.integration.gateway_ground import MODEL, an_attempt, ground, says
+from tests.integration.gateway_fixture import MODEL, an_attempt, fixture, says
 from tests.integration.rows import an_instance, every, one, write
 from tests.integration.test_scheduling import World, world
 from tests.services import MakeSettings
@@ -39,7 +39,7 @@ async def test_a_gateway_reports_refusals_and_the_use_of_the_cache(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reports, "EVERY_S", 0.05)
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         await asyncio.to_thread(an_attempt, g.database, "t9")
         g.engine.handler = says(429, times=2)(g.engine)
         assert (await g.ask(token="t9"))[0] == 200

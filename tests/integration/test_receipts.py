@@ -35,7 +35,7 @@ from app.settings import Settings
 from app.workers import services
 from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
-from megaflow.contract.environments.ground import sweep_all, tar_of
+from megaflow.contract.environments.fixture import sweep_all, tar_of
 from tests.building import new_id
 from tests.integration.command import CommandLine
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, force, insert, one, write

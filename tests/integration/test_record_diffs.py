@@ -25,7 +25,7 @@ from app.workers.lease import StopToken
 from tests.building import claim_of
 from tests.integration.command import CommandLine
 from tests.integration.test_reports import verdict
-from tests.integration.web_ground import Web, web
+from tests.integration.web_fixture import Web, web
 from tests.services import MakeSettings
 
 __all__ = ["web"]

@@ -17,7 +17,7 @@ from app.images.references import Reference
 from app.images.registry_pull import pull
 from app.images.registry_refusals import TRIES, RefusalKind, RegistryRefusal, kind_of, persist
 from app.settings import Settings
-from tests.integration.registry_stand import CONTENT, Fault, Stand, after, sha, standing
+from tests.integration.fake_registry import CONTENT, FakeRegistry, Fault, after, sha, standing
 
 MANIFESTS = "/v2/x/manifests"
 
@@ -27,28 +27,28 @@ def store(tmp_path: Path) -> ImageStore:
     return ImageStore(tmp_path / "home")
 
 
-def pulled(stand: Stand, store: ImageStore, *, within_s: float = 60.0, name: str = "x") -> StoredImage:
+def pulled(fake: FakeRegistry, store: ImageStore, *, within_s: float = 60.0, name: str = "x") -> StoredImage:
     """With the logins that this process's own configuration has."""
-    login = login_for(Settings(), stand.host)
-    return pull(Reference.parse(f"{stand.host}/{name}"), store, time.monotonic() + within_s, login)
+    login = login_for(Settings(), fake.host)
+    return pull(Reference.parse(f"{fake.host}/{name}"), store, time.monotonic() + within_s, login)
 
 
-def is_whole(image: StoredImage, stand: Stand, store: ImageStore) -> bool:
-    content = (store.layers / layer_name(sha(stand.layer)) / "file").read_bytes()
-    return image.id == stand.image_id and content == CONTENT
+def is_whole(image: StoredImage, fake: FakeRegistry, store: ImageStore) -> bool:
+    content = (store.layers / layer_name(sha(fake.layer)) / "file").read_bytes()
+    return image.id == fake.image_id and content == CONTENT
 
 
-def test_a_busy_registry_is_not_asked_before_it_said(stand: Stand, store: ImageStore) -> None:
-    stand.faults[MANIFESTS] = [Fault(429, after("3"))]
-    assert is_whole(pulled(stand, store), stand, store)
-    first, second = (one.at for one in stand.seen(MANIFESTS))
+def test_a_busy_registry_is_not_asked_before_it_said(fake: FakeRegistry, store: ImageStore) -> None:
+    fake.faults[MANIFESTS] = [Fault(429, after("3"))]
+    assert is_whole(pulled(fake, store), fake, store)
+    first, second = (one.at for one in fake.seen(MANIFESTS))
     assert second - first >= 2.9
 
 
-def test_a_fault_of_the_moment_is_forgotten(stand: Stand, store: ImageStore) -> None:
-    stand.faults[MANIFESTS] = [Fault(500), Fault(cut=20)]
-    stand.faults[stand.layer_path] = [Fault(503), Fault(cut=1 << 20)]
-    assert is_whole(pulled(stand, store), stand, store)
+def test_a_fault_of_the_moment_is_forgotten(fake: FakeRegistry, store: ImageStore) -> None:
+    fake.faults[MANIFESTS] = [Fault(500), Fault(cut=20)]
+    fake.faults[fake.layer_path] = [Fault(503), Fault(cut=1 << 20)]
+    assert is_whole(pulled(fake, store), fake, store)
 
 
 def test_a_registry_that_stays_busy_is_asked_so_often_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,11 +64,11 @@ def test_a_registry_that_stays_busy_is_asked_so_often_and_no_more(monkeypatch: p
     assert len(asked) == TRIES
 
 
-def test_a_pull_ends_at_its_deadline_and_leaves_nothing(stand: Stand, store: ImageStore) -> None:
-    stand.faults[stand.layer_path] = [Fault(503)] * 100
+def test_a_pull_ends_at_its_deadline_and_leaves_nothing(fake: FakeRegistry, store: ImageStore) -> None:
+    fake.faults[fake.layer_path] = [Fault(503)] * 100
     begun = time.monotonic()
     with pytest.raises(ImageUnavailable):
-        pulled(stand, store, within_s=2)
+        pulled(fake, store, within_s=2)
     assert time.monotonic() - begun < 10
     assert not list(store.layers.glob("*"))
     assert store.images() == []
@@ -84,35 +84,35 @@ def test_a_pull_ends_at_its_deadline_and_leaves_nothing(stand: Stand, store: Ima
     ],
 )
 def test_what_a_registry_has_not_is_told_from_what_it_does_not_give(
-    stand: Stand, store: ImageStore, path: str, status: int, kind: type[ImageUnavailable]
+    fake: FakeRegistry, store: ImageStore, path: str, status: int, kind: type[ImageUnavailable]
 ) -> None:
-    stand.faults[path] = [Fault(status)] * 20
+    fake.faults[path] = [Fault(status)] * 20
     with pytest.raises(ImageUnavailable, match="cannot be pulled") as found:
-        pulled(stand, store)
+        pulled(fake, store)
     assert kind_of(found.value) is kind
 
 
 @pytest.mark.parametrize("manifest", [b"no json", b"[]", b'{"config": {"digest"', b"{}"])
-def test_an_answer_that_is_none_is_the_images_fault(stand: Stand, store: ImageStore, manifest: bytes) -> None:
-    stand.manifest = manifest
+def test_an_answer_that_is_none_is_the_images_fault(fake: FakeRegistry, store: ImageStore, manifest: bytes) -> None:
+    fake.manifest = manifest
     with pytest.raises(ImageUnavailable, match=r"/x:latest cannot be pulled"):
-        pulled(stand, store)
+        pulled(fake, store)
 
 
-def test_the_key_to_a_storage_is_in_no_message(stand: Stand, store: ImageStore) -> None:
-    stand.faults[stand.layer_path] = [Fault(307, lambda: {"Location": "http://127.0.0.1:1/blob?signature=hush"})] * 9
+def test_the_key_to_a_storage_is_in_no_message(fake: FakeRegistry, store: ImageStore) -> None:
+    fake.faults[fake.layer_path] = [Fault(307, lambda: {"Location": "http://127.0.0.1:1/blob?signature=hush"})] * 9
     with pytest.raises(ImageUnavailable, match="connection refused") as found:
-        pulled(stand, store, within_s=5)
+        pulled(fake, store, within_s=5)
     assert "hush" not in str(found.value)
 
 
-def test_a_layer_that_is_here_is_not_fetched_again_until_it_goes(stand: Stand, store: ImageStore) -> None:
-    image = pulled(stand, store)
-    assert is_whole(pulled(stand, store), stand, store)
-    assert len(stand.seen(stand.layer_path)) == 1
+def test_a_layer_that_is_here_is_not_fetched_again_until_it_goes(fake: FakeRegistry, store: ImageStore) -> None:
+    image = pulled(fake, store)
+    assert is_whole(pulled(fake, store), fake, store)
+    assert len(fake.seen(fake.layer_path)) == 1
     store.remove(image.id, keep=set)
-    assert is_whole(pulled(stand, store), stand, store)
-    assert len(stand.seen(stand.layer_path)) == 2
+    assert is_whole(pulled(fake, store), fake, store)
+    assert len(fake.seen(fake.layer_path)) == 2
     store.remove(image.id, keep=set)
     store.tidy(keep=set)
     assert [one for one in store.blobs.glob("**/*") if not one.is_dir()] == []
@@ -148,58 +148,60 @@ SAYS = """[ "$1" = get ] && echo '{"ServerURL": "'$server'", "Username": "USER",
 @pytest.mark.parametrize("wants", ["Basic", "Bearer"])
 @pytest.mark.parametrize("way", ["auths", "credHelpers", "credsStore"])
 def test_a_closed_registry_opens_to_what_docker_login_keeps(
-    stand: Stand, store: ImageStore, kept: Kept, way: str, wants: str
+    fake: FakeRegistry, store: ImageStore, kept: Kept, way: str, wants: str
 ) -> None:
-    stand.wants, stand.login = wants, "me:open sesame"
+    fake.wants, fake.login = wants, "me:open sesame"
     with pytest.raises(ImageUnavailable) as found:
-        pulled(stand, store)
+        pulled(fake, store)
     assert kind_of(found.value) is ImageDenied
     kept.helper("mine", SAYS.replace("USER", "me"))
     match way:
         case "auths":
-            kept.config(auths={stand.host: {"auth": "bWU6b3BlbiBzZXNhbWU="}})
+            kept.config(auths={fake.host: {"auth": "bWU6b3BlbiBzZXNhbWU="}})
         case "credHelpers":
-            kept.config(credHelpers={stand.host: "mine"}, credsStore="no-such")
+            kept.config(credHelpers={fake.host: "mine"}, credsStore="no-such")
         case _:
-            kept.config(auths={stand.host: {}}, credsStore="mine")
-    assert is_whole(pulled(stand, store), stand, store)
+            kept.config(auths={fake.host: {}}, credsStore="mine")
+    assert is_whole(pulled(fake, store), fake, store)
 
 
-def test_an_identity_token_of_a_helper_is_exchanged(stand: Stand, store: ImageStore, kept: Kept) -> None:
-    stand.wants, stand.login = "Bearer", "<token>:open sesame"
+def test_an_identity_token_of_a_helper_is_exchanged(fake: FakeRegistry, store: ImageStore, kept: Kept) -> None:
+    fake.wants, fake.login = "Bearer", "<token>:open sesame"
     kept.helper("mine", SAYS.replace("USER", "<token>"))
     kept.config(credsStore="mine")
-    assert is_whole(pulled(stand, store), stand, store)
-    assert "POST" in [one.method for one in stand.seen("/token")]
+    assert is_whole(pulled(fake, store), fake, store)
+    assert "POST" in [one.method for one in fake.seen("/token")]
 
 
-def test_whom_a_registry_sends_us_on_to_is_not_told_who_we_are(stand: Stand, store: ImageStore, kept: Kept) -> None:
-    kept.config(auths={stand.host: {"auth": "bWU6b3BlbiBzZXNhbWU="}})
-    stand.wants, stand.login = "Bearer", "me:open sesame"
+def test_whom_a_registry_sends_us_on_to_is_not_told_who_we_are(
+    fake: FakeRegistry, store: ImageStore, kept: Kept
+) -> None:
+    kept.config(auths={fake.host: {"auth": "bWU6b3BlbiBzZXNhbWU="}})
+    fake.wants, fake.login = "Bearer", "me:open sesame"
     with standing() as elsewhere:
-        moved = f"http://localhost:{elsewhere.host.rpartition(':')[2]}{stand.layer_path}"
-        stand.faults[stand.layer_path] = [Fault(307, lambda: {"Location": moved})]
-        assert is_whole(pulled(stand, store), stand, store)
+        moved = f"http://localhost:{elsewhere.host.rpartition(':')[2]}{fake.layer_path}"
+        fake.faults[fake.layer_path] = [Fault(307, lambda: {"Location": moved})]
+        assert is_whole(pulled(fake, store), fake, store)
         assert [one.headers.get("Authorization") for one in elsewhere.asked] == [None]
 
 
 @pytest.mark.filterwarnings("ignore:docker-credential-broken not installed")
 @pytest.mark.parametrize("script", ["echo the keyring is locked; exit 1", "echo open sesame", None])
 def test_a_helper_that_fails_is_no_obstacle_where_no_login_is_wanted(
-    stand: Stand, store: ImageStore, kept: Kept, script: str | None
+    fake: FakeRegistry, store: ImageStore, kept: Kept, script: str | None
 ) -> None:
     if script:
         kept.helper("broken", script)
     kept.config(credsStore="broken")
-    assert is_whole(pulled(stand, store), stand, store)
+    assert is_whole(pulled(fake, store), fake, store)
 
 
 @pytest.mark.parametrize("content", ["no json", "[]", '{"auths": {"HOST": {"auth": "nonsense"}}}', '{"auths": [1]}'])
 def test_a_configuration_that_cannot_be_read_is_no_login_and_not_shown(
-    stand: Stand, store: ImageStore, kept: Kept, content: str, capfd: pytest.CaptureFixture[str]
+    fake: FakeRegistry, store: ImageStore, kept: Kept, content: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (kept.folder / "config.json").write_text(content.replace("HOST", stand.host))
-    stand.wants, stand.login = "Basic", "me:open sesame"
+    (kept.folder / "config.json").write_text(content.replace("HOST", fake.host))
+    fake.wants, fake.login = "Basic", "me:open sesame"
     with pytest.raises(ImageUnavailable, match="authentication required") as found:
-        pulled(stand, store)
+        pulled(fake, store)
     assert "nonsense" not in str(found.value) + "".join(capfd.readouterr())

@@ -41,7 +41,7 @@ from app.remote import RemoteInstallation
 from app.settings import Settings
 from tests.building import a_task, accepted
 from tests.integration.command import CommandLine
-from tests.integration.remote_ground import NOWHERE, LosesAnswers, Site, site
+from tests.integration.remote_fixture import NOWHERE, LosesAnswers, Site, site
 from tests.integration.rows import write
 from tests.integration.test_regrade import WRONG, report
 from tests.integration.test_reports import NIGHT, Reports, reports

@@ -27,9 +27,9 @@ from app.ledger.receipts import ObjectKind, of_run
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from app.workers.host_sweep import Rounds, lead_here
-from megaflow.contract.environments.ground import sweep_all
+from megaflow.contract.environments.fixture import sweep_all
 from tests.integration.engine_proxy import EngineProxy, engine_proxy
-from tests.integration.oci_ground import left_over
+from tests.integration.oci_fixture import left_over
 from tests.integration.rows import one
 from tests.integration.test_compose_environment import PAIR, STORED, left, spec_of, tags_of
 from tests.integration.test_local_environment import CONTEXT, SPEC

@@ -29,7 +29,7 @@ from app.models.shell import Shell
 from app.models.spec import EnvironmentKind, EnvironmentSpec, Limits, Resources
 from app.settings import Settings
 from app.workers.lease import StopToken
-from tests.contract.environment_grounds import CONTEXT, prepared_folder, tags_of
+from tests.contract.environment_fixtures import CONTEXT, prepared_folder, tags_of
 from tests.waiting import eventually
 
 TOKEN = "mf-0123456789abcdef-secret"

@@ -22,10 +22,10 @@ from app.models.spec import ModelChoice
 from app.settings import Settings
 from tests.building import a_task, claimed
 from tests.integration.command import CommandLine
-from tests.integration.gateway_ground import MODEL, Engine, an_attempt, ground
+from tests.integration.gateway_fixture import MODEL, Engine, an_attempt, fixture
 from tests.integration.rows import a_call, one
 from tests.integration.test_spine_model import Talker
-from tests.integration.test_spine_model import ground as spine
+from tests.integration.test_spine_model import fixture as spine
 from tests.services import MakeSettings
 
 AGENT = "mini-swe-agent"
@@ -97,7 +97,7 @@ def _as_replay(engine: Engine) -> Any:
 async def test_the_gateway_knows_a_replay_engine_by_its_address_and_by_what_it_says(
     make_settings: MakeSettings,
 ) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         assert (await g.ask())[0] == 200
         assert g.notes.last.scripted is False
         g.engine.handler = _as_replay(g.engine)  # at the address of a user's own, behind a route
@@ -112,7 +112,7 @@ async def test_the_gateway_knows_a_replay_engine_by_its_address_and_by_what_it_s
 
 
 async def test_the_gateway_gives_no_unknown_model_to_the_replay_engine(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(), replica=False) as g:
+    async with fixture(make_settings(), replica=False) as g:
         g.app.routes._settings = make_settings(replay_port=g.engine.port)
         status, body = await g.ask()
         assert (status, body["error"]["code"]) == (404, "model_not_found")
@@ -123,7 +123,7 @@ async def test_the_replay_engine_is_asked_by_its_name_whatever_the_settings_endp
     make_settings: MakeSettings,
 ) -> None:
     other = "http://127.0.0.1:9/v1"
-    async with ground(make_settings(model_base_url=other), replica=False) as g:
+    async with fixture(make_settings(model_base_url=other), replica=False) as g:
         await g.add(other, "*")
         g.app.routes._settings = make_settings(model_base_url=other, replay_port=g.engine.port)
         await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="replay:night"))

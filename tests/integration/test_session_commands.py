@@ -18,7 +18,7 @@ from app.environments.session.client import SessionClient
 from app.environments.session.connection import unix_connector
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
-from tests.integration.session_ground import Ground, ground, may_unshare, over_stdio
+from tests.integration.session_fixture import Fixture, fixture, may_unshare, over_stdio
 from tests.waiting import eventually
 
 MEBI = 1 << 20
@@ -31,24 +31,24 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["init", "beside"])
-def place(request: pytest.FixtureRequest, program: Path) -> Iterator[Ground]:
+def place(request: pytest.FixtureRequest, program: Path) -> Iterator[Fixture]:
     if request.param == "init" and not may_unshare():
         pytest.skip("namespaces may not be made here")
-    with ground(program, as_init=request.param == "init") as made:
+    with fixture(program, as_init=request.param == "init") as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def session(place: Ground) -> SessionClient:
+def session(place: Fixture) -> SessionClient:
     return place.client(env={"GIVEN": "by the session", "OVER": "1"}, cwd="/usr")
 
 
 @pytest.fixture
-def inside(program: Path) -> Iterator[Ground]:
+def inside(program: Path) -> Iterator[Fixture]:
     """A pid namespace of one's own: for what kills everybody."""
     if not may_unshare():
         pytest.skip("namespaces may not be made here")
-    with ground(program, as_init=True) as made:
+    with fixture(program, as_init=True) as made:
         yield made
 
 
@@ -77,7 +77,7 @@ def test_the_ring_of_the_tail_is_right_around_its_edges(session: SessionClient, 
 
 
 @pytest.fixture
-def logged(place: Ground, tmp_path: Path) -> SessionClient:
+def logged(place: Fixture, tmp_path: Path) -> SessionClient:
     """With 1 MiB of room for long outputs, in `logs`."""
     client = place.client(cwd="/usr")
     client.logs = CommandLogs(tmp_path / "logs", MEBI)
@@ -193,14 +193,14 @@ def test_output_that_comes_just_after_the_end_is_waited_for(session: SessionClie
     assert tell(session, "(sleep 0.03; echo late) & echo early") == b"early\nlate\n"
 
 
-def test_nothing_becomes_a_zombie(inside: Ground) -> None:
+def test_nothing_becomes_a_zombie(inside: Fixture) -> None:
     session = inside.client()
     for _ in range(20):
         session.run("(sleep 0.01 &) ; true", timeout_s=20)
     assert eventually(lambda: b"Z" not in tell(session, "ps -e -o stat="))
 
 
-def test_kill_all_leaves_only_the_helper(inside: Ground) -> None:
+def test_kill_all_leaves_only_the_helper(inside: Fixture) -> None:
     session = inside.client()
     session.run("for i in 1 2 3; do setsid sleep 90 > /dev/null 2>&1 & done", timeout_s=20)
     with ThreadPoolExecutor(1) as threads:
@@ -213,7 +213,7 @@ def test_kill_all_leaves_only_the_helper(inside: Ground) -> None:
 
 
 def test_beside_others_kill_all_takes_only_what_came_from_us(program: Path) -> None:
-    with subprocess.Popen(["sleep", "60"]) as stranger, ground(program, as_init=False) as made:
+    with subprocess.Popen(["sleep", "60"]) as stranger, fixture(program, as_init=False) as made:
         session = made.client()
         session.run("(setsid sleep 90 > /dev/null 2>&1 &)", timeout_s=20)
         assert session.kill_all() == 1
@@ -222,7 +222,7 @@ def test_beside_others_kill_all_takes_only_what_came_from_us(program: Path) -> N
 
 
 def test_without_a_client_the_helper_and_its_environment_end(program: Path) -> None:
-    with ground(program, as_init=False, orphan_exit_s=0.3) as made:
+    with fixture(program, as_init=False, orphan_exit_s=0.3) as made:
         session = made.client()
         session.run("sleep 5678 > /dev/null 2>&1 &", timeout_s=20)
         time.sleep(0.6)
@@ -233,7 +233,7 @@ def test_without_a_client_the_helper_and_its_environment_end(program: Path) -> N
 
 
 def test_the_orphans_time_begins_when_the_last_connection_ends_not_when_it_was_opened(program: Path) -> None:
-    with ground(program, as_init=False, orphan_exit_s=1) as made:
+    with fixture(program, as_init=False, orphan_exit_s=1) as made:
         session = made.client()
         time.sleep(1.3)
         session.close()
@@ -245,7 +245,7 @@ def test_a_client_that_only_had_a_stream_or_lost_its_connection_is_no_orphans_cl
     program: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "two").write_bytes(b"xx")
-    with ground(program, as_init=False, orphan_exit_s=0.4) as made:
+    with fixture(program, as_init=False, orphan_exit_s=0.4) as made:
         session = made.client()
         with pytest.raises(EnvironmentFailed, match="more"):
             session.get(f"{tmp_path}/two", limit_bytes=1)
@@ -259,7 +259,7 @@ def test_a_client_that_only_had_a_stream_or_lost_its_connection_is_no_orphans_cl
         assert tell(session, "echo here") == b"here\n"
 
 
-def test_what_was_left_in_the_background_may_be_stopped(inside: Ground) -> None:
+def test_what_was_left_in_the_background_may_be_stopped(inside: Fixture) -> None:
     session = inside.client()
     session.run("sleep 96 > /dev/null 2>&1 &", timeout_s=20)
     assert session.run("pkill -STOP -f '[s]leep 96'", timeout_s=20).ok
@@ -267,7 +267,7 @@ def test_what_was_left_in_the_background_may_be_stopped(inside: Ground) -> None:
     assert running(session, "sleep 96")
 
 
-def test_when_the_helper_dies_everybody_hears_it(inside: Ground) -> None:
+def test_when_the_helper_dies_everybody_hears_it(inside: Fixture) -> None:
     session = inside.client()
     with ThreadPoolExecutor(1) as threads:
         under_way = threads.submit(session.run, "sleep 60", timeout_s=90)
@@ -280,7 +280,7 @@ def test_when_the_helper_dies_everybody_hears_it(inside: Ground) -> None:
 
 
 def test_one_whose_main_process_is_killed_leaves_no_connection(program: Path) -> None:
-    with ground(program, as_init=False) as made:
+    with fixture(program, as_init=False) as made:
         session = made.client()
         with ThreadPoolExecutor(1) as threads:
             under_way = threads.submit(session.run, "sleep 8765", timeout_s=90)
@@ -300,7 +300,7 @@ def test_over_stdin_and_stdout_it_is_the_same(program: Path, tmp_path: Path) -> 
     assert eventually((tmp_path / "alive").exists), "what was left in the background outlives the connection"
 
 
-def test_a_bridge_leads_to_a_helper_that_listens(program: Path, place: Ground) -> None:
+def test_a_bridge_leads_to_a_helper_that_listens(program: Path, place: Fixture) -> None:
     with over_stdio([str(program), "--bridge", str(place.socket)]) as session:
         sent = os.urandom(MEBI)
         assert session.run("cat", stdin=sent, timeout_s=20).stdout == sent

@@ -15,7 +15,7 @@ import pytest
 from app.environments.prebuilt import binary
 from app.environments.session.client import SessionClient
 from app.errors import DiskFull, EnvironmentFailed, SpecInvalid
-from tests.integration.session_ground import ground
+from tests.integration.session_fixture import fixture
 from tests.waiting import eventually
 
 MEBI = 1 << 20
@@ -24,7 +24,7 @@ MEBI = 1 << 20
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionClient]:
     program = binary(tmp_path_factory.mktemp("home"))
-    with ground(program, as_init=False) as made:
+    with fixture(program, as_init=False) as made:
         yield made.client()
 
 

@@ -18,13 +18,13 @@ from app.environments.session.connection import HelperConnection
 from app.environments.session.shells import ShellSession
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
-from tests.integration.session_ground import ground, may_unshare
+from tests.integration.session_fixture import fixture, may_unshare
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionClient]:
     program = binary(tmp_path_factory.mktemp("home"))
-    with ground(program, as_init=may_unshare()) as made:
+    with fixture(program, as_init=may_unshare()) as made:
         yield made.client()
 
 

@@ -28,7 +28,7 @@ from app.ledger.receipts import ObjectKind
 from app.models.spec import TOOLS_INSIDE
 from app.settings import PREFIX, Settings
 from tests.integration.command import CommandLine
-from tests.integration.docker_ground import remove_images
+from tests.integration.docker_fixture import remove_images
 from tests.services import short_folder
 from tests.waiting import eventually
 

@@ -44,8 +44,8 @@ from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
 from app.workers.services import WorkerServices
 from tests.building import claim_of
-from tests.integration import gateway_ground
-from tests.integration.gateway_ground import MODEL, Engine, request, says
+from tests.integration import gateway_fixture
+from tests.integration.gateway_fixture import MODEL, Engine, request, says
 from tests.integration.rows import every, one, write
 from tests.services import MakeSettings
 
@@ -87,7 +87,7 @@ def raises(error: Exception) -> Callable[[AgentJob], AgentReport]:
 
 
 @dataclass
-class Ground:
+class Fixture:
     """A gateway with its real recorder, an engine behind it, and one attempt that is claimed."""
 
     settings: Settings
@@ -134,16 +134,16 @@ class Ground:
 
 
 @asynccontextmanager
-async def ground(make_settings: MakeSettings) -> AsyncIterator[Ground]:
+async def fixture(make_settings: MakeSettings) -> AsyncIterator[Fixture]:
     settings = make_settings()
     prices = settings.home / "prices.yaml"
     prices.write_text(f"{MODEL}: {{prompt: 1, completion: 1}}\n")
     settings = settings.model_copy(update={"model_prices": prices})
-    async with gateway_ground.ground(settings, attempt=False, recorder=lambda g: Recorder(settings, g.database)) as g:
+    async with gateway_fixture.fixture(settings, attempt=False, recorder=lambda g: Recorder(settings, g.database)) as g:
         settings, loop = settings.model_copy(update={"gateway_url": (g.url,)}), asyncio.get_running_loop()
         claim = await asyncio.to_thread(a_claim, g.database, settings)
         stop = lambda: asyncio.run_coroutine_threadsafe(g.stop(), loop).result(30)  # noqa: E731
-        yield Ground(settings, g.database, claim, g.app, g.engine, stop)
+        yield Fixture(settings, g.database, claim, g.app, g.engine, stop)
 
 
 def a_claim(database: Database, settings: Settings) -> Claim:
@@ -170,7 +170,7 @@ def a_claim(database: Database, settings: Settings) -> Claim:
 async def test_an_agent_that_ends_in_an_error_leaves_its_calls_and_its_bill(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: EndReason
 ) -> None:
-    async with ground(make_settings) as here:
+    async with fixture(make_settings) as here:
         assert await here.play(Talker(raises(error)), monkeypatch) is reason
         if reason is EndReason.AGENT_ERROR:  # its own doing: judged
             assert here.attempt.failure is None
@@ -211,7 +211,7 @@ class Unheard(Talker):
 async def test_a_refused_key_and_an_unknown_model_are_not_tried_again(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, status: int, message: str, again: bool
 ) -> None:
-    async with ground(make_settings) as here:
+    async with fixture(make_settings) as here:
         here.engine.handler = says(status, message)(here.engine)
         assert await here.play(Unheard(), monkeypatch) is EndReason.MODEL_ERROR
         assert here.row("SELECT state FROM tasks").state == ("pending" if again else "failed")
@@ -221,7 +221,7 @@ async def test_a_refused_key_and_an_unknown_model_are_not_tried_again(
 async def test_a_key_that_is_refused_after_an_answer_is_tried_again(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with ground(make_settings) as here:
+    async with fixture(make_settings) as here:
 
         def asks_again(job: AgentJob) -> AgentReport:
             here.engine.handler = says(401)(here.engine)
@@ -243,7 +243,7 @@ async def test_nothing_that_fails_after_an_error_hides_it(
     def broken(*values: Any) -> Any:
         raise RuntimeError("and this, too")
 
-    async with ground(make_settings) as here:
+    async with fixture(make_settings) as here:
         monkeypatch.setattr(model_access.ModelAccess, "settle", broken)
         agent = Talker(raises(EnvironmentFailed("gone")))
         assert await here.play(agent, monkeypatch) is EndReason.ENVIRONMENT_ERROR
@@ -254,7 +254,7 @@ async def test_nothing_that_fails_after_an_error_hides_it(
 async def test_one_that_is_stopped_has_its_calls_on_record(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with ground(make_settings) as here:
+    async with fixture(make_settings) as here:
 
         def stopped(job: AgentJob) -> AgentReport:
             here.token.stop(EndReason.INTERRUPTED)
@@ -276,7 +276,7 @@ async def test_the_token_that_an_agent_tells_its_model_is_kept_nowhere(
         told.append(job.model.api_key.get_secret_value())
         return f"my environment: OPENAI_API_KEY={told[0]}"
 
-    async with ground(make_settings) as here:
+    async with fixture(make_settings) as here:
         assert await here.play(Talker(says=tells), monkeypatch) is EndReason.SUBMITTED
         kept = here.kept()
         (call,) = trajectory.read(kept[ArtifactKind.MODEL_CALLS])
@@ -288,7 +288,7 @@ async def test_the_token_that_an_agent_tells_its_model_is_kept_nowhere(
 async def test_calls_that_cannot_be_read_cost_no_result_and_stay_in_the_ledger(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with ground(make_settings) as here:
+    async with fixture(make_settings) as here:
 
         def corrupts(job: AgentJob) -> AgentReport:
             write(
@@ -310,7 +310,7 @@ async def test_calls_that_cannot_be_read_cost_no_result_and_stay_in_the_ledger(
 async def test_calls_are_forgotten_after_the_outcome_and_it_stands_when_they_cannot_be(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, end: EndReason
 ) -> None:
-    async with ground(make_settings) as here:
+    async with fixture(make_settings) as here:
         states: list[str] = []
 
         def fails(connection: Any, attempt_id: Any) -> None:
@@ -336,7 +336,7 @@ async def test_an_end_with_the_gateway_away_is_the_models_only_if_the_agent_says
 ) -> None:
     monkeypatch.setattr(model_access, "_SETTLE_S", 0.0)
 
-    async with ground(make_settings) as here:
+    async with fixture(make_settings) as here:
 
         def alone(job: AgentJob) -> AgentReport:
             here.stop_gateway()

@@ -21,7 +21,7 @@ from app.agents.trial import KEY, STARTED, NeverCancelled, TrialStage
 from app.models.endings import EndReason
 from app.models.spec import Limits
 from app.settings import Settings
-from tests.integration.inside_ground import (
+from tests.integration.inside_fixture import (
     ENV_SCENE,
     SEEN,
     container_stage,

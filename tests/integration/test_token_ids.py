@@ -26,7 +26,7 @@ from app.models.engines import EngineKind
 from app.models.model_calls import CallEnd, Dialect, TokenUse, VersionSpan
 from app.models.spec import ModelChoice, Sampling
 from tests.building import a_task
-from tests.integration.gateway_ground import MODEL, Ground, an_attempt, answers, ground, request
+from tests.integration.gateway_fixture import MODEL, Fixture, an_attempt, answers, fixture, request
 from tests.integration.rows import every
 from tests.integration.token_engine import END, LINE, START, TokenEngine, tool_call
 from tests.services import MakeSettings, missing
@@ -54,20 +54,20 @@ OURS = ("token_ids", "prompt_token_ids", "logprobs", "meta_info")
 @asynccontextmanager
 async def training(
     make_settings: MakeSettings, kind: EngineKind = EngineKind.VLLM, **values: Any
-) -> AsyncIterator[Ground]:
+) -> AsyncIterator[Fixture]:
     """A gateway with a `TokenEngine`, and an attempt for training whose token is t1."""
-    async with ground(make_settings(), engine=TokenEngine(), replica=False, attempt=False) as g:
+    async with fixture(make_settings(), engine=TokenEngine(), replica=False, attempt=False) as g:
         await asyncio.to_thread(an_attempt, g.database, "t1", model=TRAINING)
         await g.add(g.engine.url, engine=kind, **values)
         yield g
 
 
-def engine_of(g: Ground) -> TokenEngine:
+def engine_of(g: Fixture) -> TokenEngine:
     assert isinstance(g.engine, TokenEngine)
     return g.engine
 
 
-def recorded(g: Ground, at: int = -1) -> Reply:
+def recorded(g: Fixture, at: int = -1) -> Reply:
     exchange = g.notes.exchanges[at]
     return codec_for(exchange.dialect).reply(exchange.response, streamed=exchange.streamed)
 
@@ -143,7 +143,7 @@ async def test_what_bends_the_distribution_is_left_out_of_training_and_told(make
 
 
 async def test_an_evaluation_asks_for_nothing(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(), engine=TokenEngine()) as g:
+    async with fixture(make_settings(), engine=TokenEngine()) as g:
         await g.ask(top_k=1)
         assert not {"return_token_ids", "logprobs"} & g.engine.last.keys()
         assert g.engine.last["top_k"] == 1
@@ -187,7 +187,7 @@ async def test_synthesis_asks_for_ids_where_the_engine_gives_them(make_settings:
         assert spec.model.sampling == Sampling(token_ids=True)
 
 
-async def _found(g: Ground, **candidate: Any) -> EngineKind:
+async def _found(g: Fixture, **candidate: Any) -> EngineKind:
     settings = g.settings.model_copy(update={"gateway_url": (g.url,)})
     candidate = {"url": g.engine.url, **candidate}
     _, kind = await asyncio.to_thread(check_engine, settings, g.database, ModelChoice(name=MODEL), candidate)
@@ -195,7 +195,7 @@ async def _found(g: Ground, **candidate: Any) -> EngineKind:
 
 
 async def test_which_server_it_is_is_found_out_when_it_is_added(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(), replica=False) as g:
+    async with fixture(make_settings(), replica=False) as g:
         g.engine.models = [MODEL]
         for owner in ("vllm", "sglang"):
             g.engine.owner = owner
@@ -245,7 +245,7 @@ async def test_which_version_wrote_which_tokens_is_recorded(
 # --- Prompt ids -----------------------------------------------------------------------------------------------------
 
 
-async def _turns(g: Ground, says: list[dict[str, Any]], *, stream: bool = False) -> list[StoredCall]:
+async def _turns(g: Fixture, says: list[dict[str, Any]], *, stream: bool = False) -> list[StoredCall]:
     """A conversation in which the model says these, a tool answers each, and what was recorded of it."""
     engine = engine_of(g)
     engine.says, messages = list(says), [{"role": "user", "content": "Read them"}]
@@ -259,7 +259,7 @@ async def _turns(g: Ground, says: list[dict[str, Any]], *, stream: bool = False)
     return _stored(g)
 
 
-def _stored(g: Ground) -> list[StoredCall]:
+def _stored(g: Fixture) -> list[StoredCall]:
     calls = []
     for at, exchange in enumerate(g.notes.exchanges):
         request, reply = codec_for(exchange.dialect).request(json.loads(exchange.request)), recorded(g, at)
@@ -281,7 +281,7 @@ def _stored(g: Ground) -> list[StoredCall]:
     return calls
 
 
-async def _prefixes(g: Ground) -> dict[str, float]:
+async def _prefixes(g: Fixture) -> dict[str, float]:
     async with g.http.get(f"{g.url}/metrics") as answer:
         lines = (await answer.text()).splitlines()
     found = [line for line in lines if line.startswith("megaflow_gateway_conversations_total{")]

@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from app.control.traces import Traces
 from app.ledger import names
 from app.ledger.database import Database
-from tests.integration.http_stand import Handler, served
+from tests.integration.http_server import Handler, served
 from tests.integration.rows import a_call, one
 from tests.integration.test_reports import NIGHT, Reports, reports, verdict
 

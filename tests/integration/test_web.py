@@ -34,7 +34,7 @@ from app.web.pages.run import run_text
 from tests.building import a_task, accepted
 from tests.integration.rows import a_call, ago
 from tests.integration.test_reports import NIGHT, recording, verdict
-from tests.integration.web_ground import Web, csrf_of, error_of, second_of, web
+from tests.integration.web_fixture import Web, csrf_of, error_of, second_of, web
 
 __all__ = ["web"]
 

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from app.web.api.routes import OPERATIONS
-from tests.integration.remote_ground import Site, site
+from tests.integration.remote_fixture import Site, site
 from tests.integration.test_reports import NIGHT, Reports, reports
 
 __all__ = ["reports", "site"]

@@ -21,7 +21,7 @@ from app.web.__main__ import _IDLE_ANSWER_S
 from app.web.access import Rates
 from app.web.server import application
 from tests.building import a_spec, a_task, accepted, dispatched, ready_instance
-from tests.integration.web_ground import Web, csrf_of, error_of, web
+from tests.integration.web_fixture import Web, csrf_of, error_of, web
 
 __all__ = ["web"]
 

@@ -28,7 +28,7 @@ from tests.chaos.judge import Verdict
 from tests.integration.rows import a_call
 from tests.integration.test_reports import NIGHT, SUSPECT, verdict
 from tests.integration.test_validations import known
-from tests.integration.web_ground import Web, web
+from tests.integration.web_fixture import Web, web
 
 __all__ = ["web"]
 

@@ -18,7 +18,7 @@ from app.models.spec import EnvironmentKind, EnvironmentSpec, TestsGoal
 from app.settings import Settings
 from tests.building import a_task
 from tests.integration.test_reports import NIGHT
-from tests.integration.web_ground import Web, error_of, web
+from tests.integration.web_fixture import Web, error_of, web
 from tests.services import MakeSettings
 
 __all__ = ["web"]

@@ -18,7 +18,7 @@ from app.errors import SpecInvalid, UnknownName
 from app.ledger import stream, webhooks
 from app.ledger.database import Database
 from app.settings import Settings
-from tests.integration.http_stand import Handler, served
+from tests.integration.http_server import Handler, served
 from tests.integration.rows import kill_sessions
 from tests.integration.test_stream import tell
 from tests.waiting import eventually, in_background

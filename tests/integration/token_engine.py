@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.integration.gateway_ground import Engine, streamed
+from tests.integration.gateway_fixture import Engine, streamed
 
 START, END, LINE = 1, 2, 3
 

@@ -25,7 +25,7 @@ from app.models.spec import Mode, ModelChoice
 from app.settings import Settings
 from app.stack import lifecycle
 from app.stack.engine import engine_url
-from tests.integration.inside_ground import kept_tools
+from tests.integration.inside_fixture import kept_tools
 from tests.matrix.fixture import Fixture, Kind
 from tests.matrix.repository import SCRIPT, git
 from tests.services import free_port, short_folder

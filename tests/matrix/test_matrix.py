@@ -17,7 +17,7 @@ from app.datasets.base import Reading
 from app.datasets.source import open_dataset
 from app.grading.resident_libraries import GradingLibraries
 from app.models.spec import PatchSolution, TestsGoal
-from tests.integration.inside_ground import kept_tools
+from tests.integration.inside_fixture import kept_tools
 from tests.matrix import page
 from tests.matrix.fixture import KINDS, Fixture, Kind
 from tests.matrix.fixtures import all_fixtures

@@ -1,4 +1,4 @@
-"""Fixtures of the environment contract (`shared`, `own`, `create`, ...), for tests that give a fixture `ground`."""
+"""Fixtures of the environment contract (`shared`, `own`, `create`, ...), for tests that give a fixture `fixture`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.contract.environment_grounds import GROUNDS
+from tests.contract.environment_fixtures import FIXTURES
 
-RUNTIMES = [one.param() for one in GROUNDS if one.name in ("docker", "oci", "compose")]
-"""For a fixture `ground`, which `megaflow.contract.environments.fixtures` makes environments from."""
+RUNTIMES = [one.param() for one in FIXTURES if one.name in ("docker", "oci", "compose")]
+"""For a fixture `fixture`, which `megaflow.contract.environments.fixtures` makes environments from."""

@@ -9,7 +9,7 @@ import pytest
 
 from app.models.model_calls import CallEnd, Dialect
 from app.models.spec import ModelChoice
-from tests.integration.gateway_ground import MODEL, an_attempt, ground, request
+from tests.integration.gateway_fixture import MODEL, an_attempt, fixture, request
 from tests.services import MakeSettings
 
 DEAR = "dear-model"
@@ -17,7 +17,7 @@ DEAR = "dear-model"
 
 @pytest.mark.parametrize("dialect", Dialect)
 async def test_a_token_calls_no_other_model(make_settings: MakeSettings, dialect: Dialect) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         await g.add(g.engine.url, DEAR)
         status, said = await g.ask(dialect, model=DEAR)
         assert (status, g.engine.seen) == (403, [])
@@ -28,7 +28,7 @@ async def test_a_token_calls_no_other_model(make_settings: MakeSettings, dialect
 
 
 async def test_a_token_calls_no_other_model_of_the_settings_endpoint(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(), replica=False) as g:
+    async with fixture(make_settings(), replica=False) as g:
         own = ModelChoice(name="cheap", base_url=g.engine.url)
         await asyncio.to_thread(an_attempt, g.database, "t2", model=own)
         assert (await g.ask(token="t2", model=DEAR))[0] == 403
@@ -38,7 +38,7 @@ async def test_a_token_calls_no_other_model_of_the_settings_endpoint(make_settin
 
 
 async def test_a_token_counts_no_tokens_of_another_model(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         await g.add(g.engine.url, DEAR)
         asked = request(Dialect.MESSAGES, model=DEAR)
         assert (await g.post("/v1/messages/count_tokens", asked))[0] == 403
@@ -46,7 +46,7 @@ async def test_a_token_counts_no_tokens_of_another_model(make_settings: MakeSett
 
 
 async def test_a_side_model_is_allowed_by_the_submission(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
+    async with fixture(make_settings()) as g:
         await g.add(g.engine.url, "small")
         await g.add(g.engine.url, DEAR)
         allowed = ModelChoice(name=MODEL, side_models=("small",))

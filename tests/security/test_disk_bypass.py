@@ -15,7 +15,7 @@ from app.host import disk_watch
 from app.host.disk import DiskUsage
 from app.models.spec import EnvironmentSpec, Network, Resources
 from app.settings import Settings
-from tests.contract.environment_grounds import Ground, tags_of
+from tests.contract.environment_fixtures import Fixture, tags_of
 from tests.security.environments import RUNTIMES
 
 MEBI = 1 << 20
@@ -45,8 +45,8 @@ Run = Callable[[str], CommandResult]
 
 
 @pytest.fixture(scope="module", params=RUNTIMES)
-def ground(request: pytest.FixtureRequest) -> Ground:
-    found: Ground = request.param
+def fixture(request: pytest.FixtureRequest) -> Fixture:
+    found: Fixture = request.param
     return found
 
 
@@ -100,9 +100,9 @@ def writable_mounts(mountinfo: str) -> list[str]:
 
 @pytest.mark.parametrize("network", [Network.NONE, Network.OPEN])
 def test_every_mount_that_can_be_written_to_counts(
-    limited: Callable[..., Environment], ground: Ground, network: Network
+    limited: Callable[..., Environment], fixture: Fixture, network: Network
 ) -> None:
-    if network is Network.OPEN and ground.name == "oci":
+    if network is Network.OPEN and fixture.name == "oci":
         pytest.skip("`oci` has no open network")
     environment = limited(network=network)
     for side, run in sides(environment):
@@ -118,10 +118,10 @@ def test_every_mount_that_can_be_written_to_counts(
     "file", [_MOUNTED_FILES[0], *(pytest.param(one, marks=pytest.mark.extra) for one in _MOUNTED_FILES[1:])]
 )
 def test_who_fills_a_file_that_the_engine_mounts_is_ended(
-    limited: Callable[..., Environment], ground: Ground, file: str
+    limited: Callable[..., Environment], fixture: Fixture, file: str
 ) -> None:
     """Where the network is open an engine mounts all three."""
-    environment = limited(network=Network.NONE if ground.name == "oci" else Network.OPEN)
+    environment = limited(network=Network.NONE if fixture.name == "oci" else Network.OPEN)
     _, run = sides(environment)[-1]
     with pytest.raises(EnvironmentOverLimit, match="disk limit"):
         run(f"head -c 300000000 /dev/zero > {file}; sleep 20; echo survived")

@@ -19,7 +19,7 @@ from app.errors import EnvironmentFailed
 from app.host.engine import Engine
 from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
-from tests.integration.docker_ground import Create, create, engine, out, provider, settings, tags_of
+from tests.integration.docker_fixture import Create, create, engine, out, provider, settings, tags_of
 from tests.integration.egress_servers import serving
 from tests.services import missing
 

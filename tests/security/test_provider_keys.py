@@ -33,7 +33,7 @@ from app.stack import lifecycle, supervisor
 from app.stack.engine import Dockerd
 from app.stack.programs import programs
 from tests.building import a_task
-from tests.integration.gateway_ground import Engine, an_attempt, ground
+from tests.integration.gateway_fixture import Engine, an_attempt, fixture
 from tests.services import MakeSettings, free_port
 from tests.waiting import eventually
 
@@ -61,7 +61,7 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 @pytest.mark.parametrize("variable", KEYS)
 async def test_a_key_is_not_sent_to_a_submitters_url(make_settings: MakeSettings, variable: str) -> None:
-    async with ground(make_settings(model_base_url="http://127.0.0.1:9/v1"), replica=False, keys=KEYS) as g:
+    async with fixture(make_settings(model_base_url="http://127.0.0.1:9/v1"), replica=False, keys=KEYS) as g:
         await g.add("http://127.0.0.1:9/v1", "writer-2", api_key_env="WRITER_API_KEY")
         theft = ModelChoice(name="m", base_url=g.engine.url, api_key_env=variable)
         await asyncio.to_thread(an_attempt, g.database, "t2", model=theft)
@@ -73,7 +73,7 @@ async def test_a_key_is_not_sent_to_a_submitters_url(make_settings: MakeSettings
 
 
 async def test_a_registered_pair_is_used_and_an_unregistered_url_gets_no_key(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(), replica=False, keys=KEYS) as g:
+    async with fixture(make_settings(), replica=False, keys=KEYS) as g:
         await g.add(g.engine.url, "writer-2", api_key_env="WRITER_API_KEY")
         own = ModelChoice(name="m", base_url=g.engine.url, api_key_env="WRITER_API_KEY")
         await asyncio.to_thread(an_attempt, g.database, "t2", model=own)
@@ -155,7 +155,7 @@ async def test_a_name_that_is_resolved_anew_to_such_an_address_is_refused(
 
     monkeypatch.setattr(socket, "getaddrinfo", answers)
 
-    async with ground(make_settings(), replica=False) as g:
+    async with fixture(make_settings(), replica=False) as g:
         own = ModelChoice(name="m", base_url=f"http://rebound.test:{g.engine.port}/v1")
         await asyncio.to_thread(an_attempt, g.database, "t2", model=own)
         assert (await g.ask(token="t2", model="m"))[0] == 200, "loopback is allowed on a single user's installation"
@@ -181,7 +181,7 @@ async def test_a_redirect_is_not_followed_and_takes_no_key_along(make_settings: 
     async def redirects(request: web.Request) -> web.StreamResponse:
         raise web.HTTPTemporaryRedirect(f"{thief.url}/chat/completions")
 
-    async with ground(make_settings(), replica=False, keys=KEYS) as g:
+    async with fixture(make_settings(), replica=False, keys=KEYS) as g:
         await g.add(g.engine.url, api_key_env="WRITER_API_KEY")
         g.engine.handler = redirects
         assert (await g.ask())[0] == 502

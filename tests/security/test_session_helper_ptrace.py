@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.environments.contract import Environment
-from tests.contract.environment_grounds import Ground
+from tests.contract.environment_fixtures import Fixture
 from tests.security.environments import RUNTIMES
 
 _CAP_SYS_RESOURCE = 24
@@ -71,8 +71,8 @@ child.kill()
 
 
 @pytest.fixture(scope="module", params=RUNTIMES)
-def ground(request: pytest.FixtureRequest) -> Ground:
-    found: Ground = request.param
+def fixture(request: pytest.FixtureRequest) -> Fixture:
+    found: Fixture = request.param
     return found
 
 

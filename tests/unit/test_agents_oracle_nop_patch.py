@@ -18,7 +18,7 @@ from app.errors import AgentFailed, RowBroken, UnknownName
 from app.models.endings import PERMANENT, EndReason, reason_of
 from app.models.spec import Bundle, Limits, PatchSolution, ScriptSolution
 from app.workers.lease import StopToken
-from megaflow.contract.environments.ground import tar_of
+from megaflow.contract.environments.fixture import tar_of
 from tests.unit.folder_shell import FolderShell, committed, git
 from tests.unit.frameworks import a_job
 

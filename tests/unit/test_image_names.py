@@ -147,7 +147,7 @@ def test_a_history_that_does_not_fit_loses_no_bytes() -> None:
     assert layers_of([], []) == ()
 
 
-def test_a_layer_is_shared_only_on_the_same_ground() -> None:
+def test_a_layer_is_shared_only_on_the_same_fixture() -> None:
     one = layers_of(["base", "env"], [step(1, "b"), step(1, "a")])
     two = layers_of(["base", "env", "own"], [step(1, "c"), step(1, "b"), step(1, "a")])
     three = layers_of(["other", "env"], [step(1, "b"), step(1, "a")])

@@ -16,7 +16,7 @@ import pytest
 from app.evaluation import leaks
 from app.evaluation.leaks import LeakFinding, LeakKind, Needles, needles_of
 from app.models.spec import AgentTask, Bundle, EnvironmentSpec, PatchSolution, ScriptGoal, ScriptSolution, TestsGoal
-from megaflow.contract.environments.ground import tar_of
+from megaflow.contract.environments.fixture import tar_of
 from tests.unit.folder_shell import committed, git
 
 FIXED = "def total(items):\n    amount = sum(price * count for price, count in items)\n    return round(amount, 2)\n"

@@ -31,7 +31,7 @@ from app.models.spec import (
     TestsGoal,
 )
 from app.submission import refuse_wrong_projects, specs_for
-from megaflow.contract.environments.ground import tar_of
+from megaflow.contract.environments.fixture import tar_of
 from tests.building import a_task
 
 ROW_GOAL = TestsGoal(base_commit="c", test_patch="", test_command="true", fail_to_pass=("a",), pass_to_pass=())

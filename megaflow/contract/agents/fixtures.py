@@ -24,7 +24,7 @@ from app.models.shell import CancelToken
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Limits
 from app.settings import Settings
 from megaflow.contract.agents.subject import Subject
-from megaflow.contract.environments.ground import sweep_all, tags_of, tar_of
+from megaflow.contract.environments.fixture import sweep_all, tags_of, tar_of
 
 __all__ = ["Play", "agent", "engine_url", "environment", "framework", "play", "provider", "stage"]
 

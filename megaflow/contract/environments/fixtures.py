@@ -1,4 +1,4 @@
-"""Fixtures of the suite. They need the fixture `ground` of its user; tests of missing abilities are skipped."""
+"""Fixtures of the suite. They need the fixture `fixture` of its user; tests of missing abilities are skipped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from app.environments.contract import Environment, EnvironmentProvider
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from megaflow.contract.environments.ground import Ground, sweep_all, tags_of
+from megaflow.contract.environments.fixture import Fixture, sweep_all, tags_of
 
 __all__ = [
     "create",
@@ -27,16 +27,16 @@ Create = Callable[[], Environment]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(ability): skipped where the ground says that it has not got it")
+    config.addinivalue_line("markers", "needs(ability): skipped where the fixture says that it has not got it")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests of an ability that the ground lacks: `needs("has_terminals")` names a field of `Ground`."""
+    """Skips tests of an ability that the fixture lacks: `needs("has_terminals")` names a field of `Fixture`."""
     for item in items:
-        ground = getattr(item, "callspec", None) and item.callspec.params.get("ground")  # type: ignore[attr-defined]
+        fixture = getattr(item, "callspec", None) and item.callspec.params.get("fixture")  # type: ignore[attr-defined]
         for mark in item.iter_markers("needs"):
-            if isinstance(ground, Ground) and not getattr(ground, mark.args[0]):
-                item.add_marker(pytest.mark.skip(reason=f"the ground {ground.name} says: not {mark.args[0]}"))
+            if isinstance(fixture, Fixture) and not getattr(fixture, mark.args[0]):
+                item.add_marker(pytest.mark.skip(reason=f"the fixture {fixture.name} says: not {mark.args[0]}"))
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +45,15 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def spec(ground: Ground, request: pytest.FixtureRequest) -> EnvironmentSpec:
-    return ground.spec(request)
+def spec(fixture: Fixture, request: pytest.FixtureRequest) -> EnvironmentSpec:
+    return fixture.spec(request)
 
 
 @pytest.fixture(scope="module")
-def provider(ground: Ground, settings: Settings) -> Iterator[EnvironmentProvider]:
-    ground_provider = ground.provider(settings)
-    yield ground_provider
-    sweep_all(ground.settings(settings))
+def provider(fixture: Fixture, settings: Settings) -> Iterator[EnvironmentProvider]:
+    fixture_provider = fixture.provider(settings)
+    yield fixture_provider
+    sweep_all(fixture.settings(settings))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A pytest plugin that runs the suite on grounds of the command line: `--ground MODULE[:NAME]`, may be repeated."""
+"""A pytest plugin that runs the suite on fixtures of the command line: `--fixture MODULE[:NAME]`, may be repeated."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import Sequence
 
 import pytest
 
+from megaflow.contract.environments.fixture import Fixture
 from megaflow.contract.environments.fixtures import *  # noqa: F403
-from megaflow.contract.environments.ground import Ground
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--ground",
+        "--fixture",
         action="append",
         default=[],
         metavar="MODULE[:NAME]",
-        help="where a Ground, or a list of them, stands (NAME: GROUND); the environments' contract runs on each",
+        help="a Fixture, or a list of them (NAME: FIXTURES); the environments' contract runs on each",
     )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "ground" in metafunc.fixturenames:
-        grounds = [ground for name in metafunc.config.getoption("--ground") for ground in _grounds(name)]
-        if not grounds:
-            raise pytest.UsageError("expected --ground MODULE[:NAME], which names what the suite is to run on")
-        metafunc.parametrize("ground", [ground.param() for ground in grounds], scope="module")
+    if "fixture" in metafunc.fixturenames:
+        fixtures = [fixture for name in metafunc.config.getoption("--fixture") for fixture in _fixtures(name)]
+        if not fixtures:
+            raise pytest.UsageError("expected --fixture MODULE[:NAME], which names what the suite is to run on")
+        metafunc.parametrize("fixture", [fixture.param() for fixture in fixtures], scope="module")
 
 
-def _grounds(named: str) -> Sequence[Ground]:
+def _fixtures(named: str) -> Sequence[Fixture]:
     module, _, name = named.partition(":")
     try:
-        value = getattr(importlib.import_module(module), name or "GROUND")
+        value = getattr(importlib.import_module(module), name or "FIXTURES")
     except (ImportError, AttributeError) as error:
-        raise pytest.UsageError(f"expected a Ground at {named!r} (MODULE[:NAME]): {error}") from error
-    return [value] if isinstance(value, Ground) else list(value)
+        raise pytest.UsageError(f"expected a Fixture at {named!r} (MODULE[:NAME]): {error}") from error
+    return [value] if isinstance(value, Fixture) else list(value)

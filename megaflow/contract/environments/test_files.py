@@ -9,7 +9,7 @@ import pytest
 
 from app.environments.contract import Environment
 from app.errors import SpecInvalid
-from megaflow.contract.environments.ground import tar_of
+from megaflow.contract.environments.fixture import tar_of
 
 
 def test_a_file_comes_back_as_it_went_with_its_folders_and_mode(shared: Environment) -> None:

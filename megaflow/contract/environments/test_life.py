@@ -13,8 +13,8 @@ from app.environments.contract import Environment, EnvironmentProvider
 from app.errors import EnvironmentFailed
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
+from megaflow.contract.environments.fixture import Fixture, tags_of, tar_of
 from megaflow.contract.environments.fixtures import Create
-from megaflow.contract.environments.ground import Ground, tags_of, tar_of
 
 PHASES = {"image", "create", "start", "session", "set_up", "reset", "teardown"}
 
@@ -86,11 +86,11 @@ def test_two_environments_do_not_share_files(create: Create, own: Environment) -
     other.destroy()
 
 
-def test_a_description_says_what_it_is_and_how_long_it_took(create: Create, ground: Ground) -> None:
+def test_a_description_says_what_it_is_and_how_long_it_took(create: Create, fixture: Fixture) -> None:
     environment = create()
     description = environment.describe()
     assert (description["kind"], description["id"], description["origin"], description["path"]) == (
-        ground.kind,
+        fixture.kind,
         environment.id,
         "fresh",
         "cold",

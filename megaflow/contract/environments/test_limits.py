@@ -11,8 +11,8 @@ import pytest
 from app.environments.contract import Environment, EnvironmentProvider
 from app.models.spec import EnvironmentSpec, Resources
 from app.settings import Settings
+from megaflow.contract.environments.fixture import tags_of
 from megaflow.contract.environments.fixtures import Create
-from megaflow.contract.environments.ground import tags_of
 
 MEBI = 1 << 20
 

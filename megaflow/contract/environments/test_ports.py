@@ -12,8 +12,8 @@ import pytest
 
 from app.environments.contract import Environment
 from app.errors import EnvironmentFailed
+from megaflow.contract.environments.fixture import Fixture
 from megaflow.contract.environments.fixtures import Create
-from megaflow.contract.environments.ground import Ground
 
 
 def shout(connection: socket.socket) -> None:
@@ -22,34 +22,34 @@ def shout(connection: socket.socket) -> None:
         stream.write(stream.read().upper())
 
 
-def hear(environment: Environment, ground: Ground, port: int) -> bytes:
-    return environment.run(ground.talk.format(port=port), timeout_s=30).stdout
+def hear(environment: Environment, fixture: Fixture, port: int) -> bytes:
+    return environment.run(fixture.talk.format(port=port), timeout_s=30).stdout
 
 
 @pytest.mark.needs("forwards")
-def test_a_connection_to_a_port_inside_comes_to_us(own: Environment, ground: Ground) -> None:
+def test_a_connection_to_a_port_inside_comes_to_us(own: Environment, fixture: Fixture) -> None:
     forward = own.forward(0, shout)
     assert 0 < forward.port < 65536
-    assert [hear(own, ground, forward.port) for _ in range(2)] == [b"PING", b"PING"]
+    assert [hear(own, fixture, forward.port) for _ in range(2)] == [b"PING", b"PING"]
     forward.close()
 
 
 @pytest.mark.needs("forwards")
-def test_a_port_is_the_one_that_was_asked_for_and_nobody_elses(own: Environment, ground: Ground) -> None:
+def test_a_port_is_the_one_that_was_asked_for_and_nobody_elses(own: Environment, fixture: Fixture) -> None:
     free = own.forward(0, shout)
     port = free.port
     with pytest.raises(EnvironmentFailed):
         own.forward(port, shout)
     free.close()
     free.close()
-    assert hear(own, ground, port) == b""
+    assert hear(own, fixture, port) == b""
     again = own.forward(port, shout)
-    assert (again.port, hear(own, ground, port)) == (port, b"PING")
+    assert (again.port, hear(own, fixture, port)) == (port, b"PING")
     again.close()
 
 
 @pytest.mark.needs("forwards")
-def test_connections_are_served_side_by_side(own: Environment, ground: Ground) -> None:
+def test_connections_are_served_side_by_side(own: Environment, fixture: Fixture) -> None:
     together = threading.Barrier(3)
 
     def serve(connection: socket.socket) -> None:
@@ -58,13 +58,13 @@ def test_connections_are_served_side_by_side(own: Environment, ground: Ground) -
 
     forward = own.forward(0, serve)
     with ThreadPoolExecutor(3) as threads:
-        answers = list(threads.map(lambda _: hear(own, ground, forward.port), range(3)))
+        answers = list(threads.map(lambda _: hear(own, fixture, forward.port), range(3)))
     assert answers == [b"PING"] * 3
     forward.close()
 
 
 @pytest.mark.needs("forwards")
-def test_the_end_of_an_environment_ends_its_connections(create: Create, ground: Ground) -> None:
+def test_the_end_of_an_environment_ends_its_connections(create: Create, fixture: Fixture) -> None:
     environment, heard, ended = create(), threading.Event(), threading.Event()
 
     def serve(connection: socket.socket) -> None:
@@ -77,7 +77,7 @@ def test_the_end_of_an_environment_ends_its_connections(create: Create, ground: 
 
     forward = environment.forward(0, serve)
     with ThreadPoolExecutor(1) as threads:
-        talking = threads.submit(hear, environment, ground, forward.port)
+        talking = threads.submit(hear, environment, fixture, forward.port)
         assert heard.wait(20)
         environment.destroy()
         assert ended.wait(10)
@@ -87,8 +87,8 @@ def test_the_end_of_an_environment_ends_its_connections(create: Create, ground: 
         environment.forward(0, shout)
 
 
-def test_where_no_port_leads_to_us_that_is_said(own: Environment, ground: Ground) -> None:
-    if ground.forwards:
-        pytest.skip(f"the ground {ground.name} forwards")
+def test_where_no_port_leads_to_us_that_is_said(own: Environment, fixture: Fixture) -> None:
+    if fixture.forwards:
+        pytest.skip(f"the fixture {fixture.name} forwards")
     with pytest.raises(EnvironmentFailed):
         own.forward(0, shout)

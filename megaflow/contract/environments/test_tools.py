@@ -13,7 +13,7 @@ from app.environments.tools import tool_inside
 from app.errors import AgentUnavailable
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from megaflow.contract.environments.ground import tags_of
+from megaflow.contract.environments.fixture import tags_of
 
 _shown = pytest.mark.needs("shows_tools")
 

@@ -7,7 +7,7 @@ import time
 
 from app.models.spec import Mode
 from tests.chaos.case import case
-from tests.chaos.ground import GRADED, Batch, Ground
+from tests.chaos.fixture import GRADED, Batch, Fixture
 from tests.chaos.work import Work
 
 _SIMULATED = {
@@ -27,43 +27,43 @@ _PATIENT = Work(max_attempts=20)
     within_s=600,
     least_faults=0,
 )
-def fifty_thousand_beside_ten(ground: Ground) -> None:
+def fifty_thousand_beside_ten(fixture: Fixture) -> None:
     """A user with 50,000 tasks, then another with ten: the ten do not wait behind the fifty thousand. The giant is
     cancelled when they have ended, which must be one, quick thing too."""
-    ground.watch.every_s = 2.0
-    ground.simulate(run_s="constant:1")
+    fixture.watch.every_s = 2.0
+    fixture.simulate(run_s="constant:1")
     ends = GRADED | {("cancelled", "cancelled")}
-    giant = ground.submit(50_000, mode=Mode.EPHEMERAL, name="giant", user_name="giant", allowed=ends)
+    giant = fixture.submit(50_000, mode=Mode.EPHEMERAL, name="giant", user_name="giant", allowed=ends)
     time.sleep(5)
     begun = time.monotonic()
-    small = ground.submit(10, mode=Mode.EPHEMERAL, name="small", user_name="small")
-    took_s = _until_ended(ground, small, 60) - begun
-    done = ground.rows("SELECT count(*) FROM tasks WHERE user_name = 'giant' AND state = 'succeeded'")[0][0]
-    ground.notes.append(f"the ten had ended after {took_s:.1f} s; {done} of the fifty thousand had by then")
+    small = fixture.submit(10, mode=Mode.EPHEMERAL, name="small", user_name="small")
+    took_s = _until_ended(fixture, small, 60) - begun
+    done = fixture.rows("SELECT count(*) FROM tasks WHERE user_name = 'giant' AND state = 'succeeded'")[0][0]
+    fixture.notes.append(f"the ten had ended after {took_s:.1f} s; {done} of the fifty thousand had by then")
     if done > 25_000:
-        ground.wrong.append("the small user waited behind the giant")
-    _cancel_all(ground, giant)
+        fixture.wrong.append("the small user waited behind the giant")
+    _cancel_all(fixture, giant)
 
 
 @case("wave-with-every-fate", settings=_SIMULATED | {"ephemeral_capacity": 200}, within_s=300, least_faults=100)
-def wave_with_every_fate(ground: Ground) -> None:
+def wave_with_every_fate(fixture: Fixture) -> None:
     """Two thousand attempts of both modes of which many crash, vanish without a word, stand still past their lease,
     break or are interrupted."""
     fates = {"crash": 0.05, "vanish": 0.05, "freeze": 0.05, "infrastructure": 0.1, "interrupted": 0.05}
-    ground.simulate(run_s="uniform:0.2,1.5", freeze_s="constant:7", **fates)
-    ground.submit(1000, mode=Mode.EPHEMERAL, work=_PATIENT, name="e")
-    ground.submit(1000, mode=Mode.PERSISTENT, work=_PATIENT, name="p")
+    fixture.simulate(run_s="uniform:0.2,1.5", freeze_s="constant:7", **fates)
+    fixture.submit(1000, mode=Mode.EPHEMERAL, work=_PATIENT, name="e")
+    fixture.submit(1000, mode=Mode.PERSISTENT, work=_PATIENT, name="p")
     time.sleep(30)
-    ground.behave(run_s="uniform:0.2,1.5")
+    fixture.behave(run_s="uniform:0.2,1.5")
 
 
 def _provider(name: str, about: str, *, least_faults: int = 3, **behaviour: float) -> None:
-    def act(ground: Ground) -> None:
-        ground.simulate(run_s="uniform:0.1,0.5", **behaviour)
-        ground.submit(60, mode=Mode.EPHEMERAL, work=_PATIENT, name="e")
-        ground.submit(30, mode=Mode.PERSISTENT, work=_PATIENT, name="p")
+    def act(fixture: Fixture) -> None:
+        fixture.simulate(run_s="uniform:0.1,0.5", **behaviour)
+        fixture.submit(60, mode=Mode.EPHEMERAL, work=_PATIENT, name="e")
+        fixture.submit(30, mode=Mode.PERSISTENT, work=_PATIENT, name="p")
         time.sleep(10)
-        ground.behave(run_s="uniform:0.1,0.5")
+        fixture.behave(run_s="uniform:0.1,0.5")
 
     act.__doc__ = about
     case(f"provider-{name}", settings=_SIMULATED, within_s=150, least_faults=least_faults)(act)
@@ -81,43 +81,43 @@ _provider("all-at-once", "All of it together.", **dict.fromkeys(_ALL, 0.2))  # t
 
 
 @case("provider-host-killed", settings=_SIMULATED, within_s=120)
-def provider_host_killed(ground: Ground) -> None:
+def provider_host_killed(fixture: Fixture) -> None:
     """The host of all instances is killed twice in the middle of a wave and comes back empty."""
-    ground.simulate(run_s="uniform:1,3")
-    ground.submit(200, mode=Mode.EPHEMERAL, work=_PATIENT, name="e")
+    fixture.simulate(run_s="uniform:1,3")
+    fixture.submit(200, mode=Mode.EPHEMERAL, work=_PATIENT, name="e")
     for _ in range(2):
         time.sleep(4)
-        ground.struck("simulation SIGKILL")
-        ground.programs.kill("simulation")
+        fixture.struck("simulation SIGKILL")
+        fixture.programs.kill("simulation")
 
 
 @case("wave-with-two-control-workers-killed", settings=_SIMULATED, within_s=150)
-def wave_with_controls_killed(ground: Ground) -> None:
+def wave_with_controls_killed(fixture: Fixture) -> None:
     """A thousand simulated attempts while two control workers are killed and stopped in turns."""
-    ground.simulate("control", "control-2", run_s="uniform:0.2,1.0")
-    ground.submit(600, mode=Mode.EPHEMERAL, work=_PATIENT, name="e")
-    ground.submit(400, mode=Mode.PERSISTENT, work=_PATIENT, name="p")
+    fixture.simulate("control", "control-2", run_s="uniform:0.2,1.0")
+    fixture.submit(600, mode=Mode.EPHEMERAL, work=_PATIENT, name="e")
+    fixture.submit(400, mode=Mode.PERSISTENT, work=_PATIENT, name="p")
     for turn in range(6):
         time.sleep(2)
         name = ("control", "control-2")[turn % 2]
-        ground.struck(f"{name} broken")
+        fixture.struck(f"{name} broken")
         if turn % 3:
-            ground.programs.kill(name)
+            fixture.programs.kill(name)
         else:
-            ground.programs.signal(name, signal.SIGSTOP)
+            fixture.programs.signal(name, signal.SIGSTOP)
             time.sleep(4)
-            ground.programs.signal(name, signal.SIGCONT)
+            fixture.programs.signal(name, signal.SIGCONT)
 
 
-def _until_ended(ground: Ground, batch: Batch, within_s: float) -> float:
+def _until_ended(fixture: Fixture, batch: Batch, within_s: float) -> float:
     ended = "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM tasks WHERE run_id = :run AND finished_at IS NULL)"
-    ground.eventually(ended, within_s, run=batch.run_id)
+    fixture.eventually(ended, within_s, run=batch.run_id)
     return time.monotonic()
 
 
-def _cancel_all(ground: Ground, batch: Batch) -> None:
+def _cancel_all(fixture: Fixture, batch: Batch) -> None:
     from app.ledger import tasks
 
     begun = time.monotonic()
-    tasks.cancel(ground.database, list(batch.task_ids))
-    ground.notes.append(f"cancelled the giant in {time.monotonic() - begun:.1f} s")
+    tasks.cancel(fixture.database, list(batch.task_ids))
+    fixture.notes.append(f"cancelled the giant in {time.monotonic() - begun:.1f} s")

@@ -12,7 +12,7 @@ from app.models.instance import InstanceMode, InstanceRequest
 from app.models.spec import Mode
 from app.stack.home import process_environment
 from tests.chaos.case import case
-from tests.chaos.ground import Ground
+from tests.chaos.fixture import Fixture
 from tests.chaos.programs import wait_for
 from tests.chaos.work import Work
 from tests.slurm_cluster import absent_programs, slurm_cluster
@@ -21,37 +21,37 @@ _SLOW = Work(seconds=3.0, max_attempts=8)
 
 
 @case("instance-registers-twice", within_s=90)
-def instance_registers_twice(ground: Ground) -> None:
+def instance_registers_twice(fixture: Fixture) -> None:
     """A second worker comes up as the same instance, in both modes, as where an engine starts a job again: an ephemeral
     instance still takes one attempt. Then the first of each pair is killed, and the second one must leave."""
-    ground.start()
-    ground.submit(3, mode=Mode.EPHEMERAL, work=_SLOW, name="e")
-    ground.submit(9, mode=Mode.PERSISTENT, work=_SLOW, name="p")
-    firsts = [row.instance_id for row in ground.acting(5)]
-    rows = ground.rows("SELECT id, mode, slots FROM instances WHERE id = ANY(:ids)", ids=firsts)
-    twins = [_twin(ground, InstanceRequest(instance_id=r.id, mode=InstanceMode(r.mode), slots=r.slots)) for r in rows]
+    fixture.start()
+    fixture.submit(3, mode=Mode.EPHEMERAL, work=_SLOW, name="e")
+    fixture.submit(9, mode=Mode.PERSISTENT, work=_SLOW, name="p")
+    firsts = [row.instance_id for row in fixture.acting(5)]
+    rows = fixture.rows("SELECT id, mode, slots FROM instances WHERE id = ANY(:ids)", ids=firsts)
+    twins = [_twin(fixture, InstanceRequest(instance_id=r.id, mode=InstanceMode(r.mode), slots=r.slots)) for r in rows]
     pool = next(row.id for row in rows if row.mode == "persistent")
-    log = ground.settings.home / "logs" / f"twin-{pool}.log"
+    log = fixture.settings.home / "logs" / f"twin-{pool}.log"
     wait_for(lambda: " ready." in log.read_text(), 90)  # on a busy machine the others have ended by then
-    ground.submit(12, mode=Mode.PERSISTENT, work=_SLOW, name="more")
+    fixture.submit(12, mode=Mode.PERSISTENT, work=_SLOW, name="more")
     if not wait_for(lambda: "received" in log.read_text(), 60):
-        ground.wrong.append("the second worker of the pool took nothing while the first lived")
-    ground.struck("SIGKILL to the first of each pair")
+        fixture.wrong.append("the second worker of the pool took nothing while the first lived")
+    fixture.struck("SIGKILL to the first of each pair")
     living = "SELECT handle::int FROM instances WHERE id = ANY(:ids) AND state NOT IN ('terminated', 'failed')"
-    for row in ground.rows(living, ids=firsts):  # the number of one that has ended may be another process's by now
+    for row in fixture.rows(living, ids=firsts):  # the number of one that has ended may be another process's by now
         with suppress(ProcessLookupError):
             os.kill(row.handle, signal.SIGKILL)
     if not wait_for(lambda: all(twin.poll() is not None for twin in twins), 60):
-        ground.wrong.append("a second worker stayed when its instance had ended")
+        fixture.wrong.append("a second worker stayed when its instance had ended")
         for twin in twins:
             twin.send_signal(signal.SIGABRT)  # its threads' stacks go to its log
             twin.wait()
 
 
-def _twin(ground: Ground, request: InstanceRequest) -> subprocess.Popen[bytes]:
-    log = ground.settings.home / "logs" / f"twin-{request.instance_id}.log"
+def _twin(fixture: Fixture, request: InstanceRequest) -> subprocess.Popen[bytes]:
+    log = fixture.settings.home / "logs" / f"twin-{request.instance_id}.log"
     command = [sys.executable, "-m", "app.workers.instance", request.model_dump_json()]
-    environment = process_environment(ground.settings) | {"PYTHONFAULTHANDLER": "1"}
+    environment = process_environment(fixture.settings) | {"PYTHONFAULTHANDLER": "1"}
     with log.open("wb") as output:
         return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
 
@@ -66,22 +66,22 @@ _SLURM = {
 
 
 @case("slurm-queue-never-starts", settings=_SLURM, within_s=120)
-def slurm_queue_never_starts(ground: Ground) -> None:
+def slurm_queue_never_starts(fixture: Fixture) -> None:
     """Slurm keeps all jobs in its queue: each is ended after a while as "no capacity" and another one asked for, until
     the queue opens. None is left in the queue at the end."""
     if absent_programs():
-        ground.wrong.append(f"not run, for lack of {', '.join(absent_programs())}: apt-get install slurmctld munge …")
+        fixture.wrong.append(f"not run, for lack of {', '.join(absent_programs())}: apt-get install slurmctld munge …")
         return
     with slurm_cluster() as cluster:
-        ground.programs.start("launcher")
+        fixture.programs.start("launcher")
         command = (f"SLURM_CONF={cluster.conf}", sys.executable, "-m", "app.control.worker")
-        ground.programs.run("control", ("/usr/bin/env", *command))
-        ground.submit(4, mode=Mode.EPHEMERAL, name="e")
+        fixture.programs.run("control", ("/usr/bin/env", *command))
+        fixture.submit(4, mode=Mode.EPHEMERAL, name="e")
         refused = "SELECT 1 FROM events WHERE kind = 'instance.failed' AND data->>'why' LIKE 'no capacity%'"
-        ground.eventually(f"{refused} HAVING count(*) >= 4", within_s=90)
-        ground.struck("the queue opens")
+        fixture.eventually(f"{refused} HAVING count(*) >= 4", within_s=90)
+        fixture.struck("the queue opens")
         cluster.ask("scontrol", "update", "partitionname=closed", "state=up")
-        ground.wait(120)
-        ground.settle()
+        fixture.wait(120)
+        fixture.settle()
         if not wait_for(lambda: not cluster.ask("squeue", "--noheader"), 30):
-            ground.wrong.append(f"left in Slurm's queue: {cluster.ask('squeue', '--noheader')}")
+            fixture.wrong.append(f"left in Slurm's queue: {cluster.ask('squeue', '--noheader')}")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from app.models.spec import Mode
 from tests.chaos.case import case
-from tests.chaos.ground import Ground
+from tests.chaos.fixture import Fixture
 from tests.chaos.launchers.faults import Rule
 from tests.chaos.work import Work
 
 
 def _hints(name: str, about: str, *rules: Rule) -> None:
-    def act(ground: Ground) -> None:
-        ground.start(control=list(rules))
+    def act(fixture: Fixture) -> None:
+        fixture.start(control=list(rules))
         for round_ in range(3):
-            ground.submit(5, mode=Mode.EPHEMERAL, work=Work(seconds=0.5), name=f"e{round_}", exclusive=True)
-            ground.submit(5, mode=Mode.PERSISTENT, work=Work(seconds=0.5), name=f"p{round_}", exclusive=True)
+            fixture.submit(5, mode=Mode.EPHEMERAL, work=Work(seconds=0.5), name=f"e{round_}", exclusive=True)
+            fixture.submit(5, mode=Mode.PERSISTENT, work=Work(seconds=0.5), name=f"p{round_}", exclusive=True)
 
     act.__doc__ = about
     case(name, within_s=120)(act)

@@ -10,7 +10,7 @@ import psutil
 
 from app.models.spec import Mode
 from tests.chaos.case import case
-from tests.chaos.ground import Ground
+from tests.chaos.fixture import Fixture
 from tests.chaos.programs import wait_for
 from tests.chaos.work import Work
 
@@ -20,26 +20,26 @@ _POOL = (sys.executable, "-m", "megaflow", "worker", "persistent", "--slots", "4
 
 
 @case("host-taken-away", settings=_PATIENT, within_s=60)
-def host_taken_away(ground: Ground) -> None:
+def host_taken_away(fixture: Fixture) -> None:
     """SIGKILL to a pool and all below it, while it works: what it ran is done by the other pool, long before any lease
     could lapse."""
-    ground.start()
+    fixture.start()
     for name in ("pool-1", "pool-2"):
-        ground.programs.run(name, _POOL)
+        fixture.programs.run(name, _POOL)
     ready = "SELECT count(*) FROM instances WHERE provider = 'static' AND state = 'ready'"
-    if not wait_for(lambda: ground.rows(ready)[0][0] == 2, 60):
+    if not wait_for(lambda: fixture.rows(ready)[0][0] == 2, 60):
         raise RuntimeError("the pools did not become ready")
-    ground.submit(6, mode=Mode.PERSISTENT, work=Work(seconds=4.0), name="p", exclusive=True)
-    pid = ground.programs.pids["pool-1"]
+    fixture.submit(6, mode=Mode.PERSISTENT, work=Work(seconds=4.0), name="p", exclusive=True)
+    pid = fixture.programs.pids["pool-1"]
     mine = (
         "SELECT count(*) FROM attempts a JOIN instances i ON i.id = a.instance_id"
         " WHERE a.state = 'running' AND a.phases ? 'agent_started' AND split_part(i.handle, chr(58), 2) = :pid"
     )
-    if not wait_for(lambda: ground.rows(mine, pid=str(pid))[0][0] > 0, 40):
+    if not wait_for(lambda: fixture.rows(mine, pid=str(pid))[0][0] > 0, 40):
         raise RuntimeError("the pool was given nothing")
-    ground.struck("SIGKILL")
+    fixture.struck("SIGKILL")
     below = psutil.Process(pid).children(recursive=True)
-    ground.programs.kill("pool-1", kept=False)
+    fixture.programs.kill("pool-1", kept=False)
     for one in below:
         with suppress(psutil.NoSuchProcess):
             one.send_signal(signal.SIGKILL)

@@ -9,7 +9,7 @@ from docker.errors import DockerException
 
 from app.models.spec import EnvironmentKind, Mode
 from tests.chaos.case import REGISTRY, case
-from tests.chaos.ground import Ground
+from tests.chaos.fixture import Fixture
 from tests.chaos.killing import kill_for
 from tests.chaos.work import Work
 
@@ -32,24 +32,24 @@ def go_long() -> None:
     least_faults=7,
     settings={"ephemeral_capacity": 8, "persistent_slots": 4, "lease_s": 6.0, "ephemeral_idle_s": 8.0},
 )
-def monkey(ground: Ground) -> None:
+def monkey(fixture: Fixture) -> None:
     """With workers of both modes, in containers where an engine answers, SIGKILL to a random process of ours every two
     seconds: control worker, launcher, a worker, beat, Redis, PostgreSQL. All end graded, none twice, nothing is left
     behind by the engine's own listing."""
     count, seconds = _size
-    ground.start("launcher", "control", "beat")
-    work = _work(ground)
+    fixture.start("launcher", "control", "beat")
+    work = _work(fixture)
     for mode in (Mode.EPHEMERAL, Mode.PERSISTENT):
-        ground.submit(count // 2, mode=mode, work=work, name=mode.value)
-    killed = kill_for(ground, seconds, _WEIGHTS)
-    ground.notes.append(f"environments: {work.kind.value}; killed: {dict(killed)}")
+        fixture.submit(count // 2, mode=mode, work=work, name=mode.value)
+    killed = kill_for(fixture, seconds, _WEIGHTS)
+    fixture.notes.append(f"environments: {work.kind.value}; killed: {dict(killed)}")
 
 
-def _work(ground: Ground) -> Work:
+def _work(fixture: Fixture) -> Work:
     try:
         engine = docker.from_env()
         engine.ping()
-        engine.images.get(ground.settings.base_image)
+        engine.images.get(fixture.settings.base_image)
     except (DockerException, OSError):
         return Work(max_attempts=8)
-    return Work(max_attempts=8, kind=EnvironmentKind.DOCKER, image=ground.settings.base_image)
+    return Work(max_attempts=8, kind=EnvironmentKind.DOCKER, image=fixture.settings.base_image)

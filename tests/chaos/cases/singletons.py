@@ -7,16 +7,16 @@ import time
 
 from app.models.spec import Mode
 from tests.chaos.case import case
-from tests.chaos.ground import Ground
+from tests.chaos.fixture import Fixture
 from tests.chaos.launchers.faults import Rule
 from tests.chaos.load import submit_both
 from tests.chaos.work import Work
 
 
 def _killed(name: str, rule: Rule, about: str) -> None:
-    def act(ground: Ground) -> None:
-        ground.start(control=[rule])
-        submit_both(ground, 8)
+    def act(fixture: Fixture) -> None:
+        fixture.start(control=[rule])
+        submit_both(fixture, 8)
 
     act.__doc__ = about
     case(name, within_s=120)(act)
@@ -45,67 +45,67 @@ _killed(
 
 
 @case("two-reconcilers-no-lock")
-def two_without_lock(ground: Ground) -> None:
+def two_without_lock(fixture: Fixture) -> None:
     """Two control workers whose leadership lock always says yes, while workers are killed: even two that decide at
     once decide once."""
     both = [Rule("lead", "before", do="yes")]
     kills = [Rule("phase", "after", phase="agent_ended", number=1, chance=0.5)]
-    ground.start("launcher", "control", "control-2", led=False, launcher=kills, control=both, control_2=both)
-    submit_both(ground)
+    fixture.start("launcher", "control", "control-2", led=False, launcher=kills, control=both, control_2=both)
+    submit_both(fixture)
 
 
 @case("leader-paused-past-its-term", within_s=120)
-def leader_paused(ground: Ground) -> None:
+def leader_paused(fixture: Fixture) -> None:
     """SIGSTOP to the deciding control worker, its session is ended and another takes over; then SIGCONT: the first
     one's late writes change nothing."""
-    ground.start("launcher", "control", "control-2")
-    submit_both(ground)
-    ground.acting(2)
+    fixture.start("launcher", "control", "control-2")
+    submit_both(fixture)
+    fixture.acting(2)
     for name in ("control", "control-2"):
-        ground.struck(f"SIGSTOP {name}")
-        ground.programs.signal(name, signal.SIGSTOP)
-        ground.servers.end_sessions(ground.database_name, 1.0)
+        fixture.struck(f"SIGSTOP {name}")
+        fixture.programs.signal(name, signal.SIGSTOP)
+        fixture.servers.end_sessions(fixture.database_name, 1.0)
         time.sleep(5)
-        ground.programs.signal(name, signal.SIGCONT)
+        fixture.programs.signal(name, signal.SIGCONT)
         time.sleep(1)
 
 
 @case("leader-paused-in-mid-decision", within_s=120)
-def leader_paused_in_mid_decision(ground: Ground) -> None:
+def leader_paused_in_mid_decision(fixture: Fixture) -> None:
     """The dispatcher stops itself between its decision's commit and what follows from it; another takes over; it is
     woken and goes on where it was."""
     plan = [Rule("admit", "commit", do="stop", times=2)]
-    ground.start("launcher", "control", "control-2", control=plan, control_2=plan)
-    submit_both(ground, 8)
+    fixture.start("launcher", "control", "control-2", control=plan, control_2=plan)
+    submit_both(fixture, 8)
     for _ in range(2):
         time.sleep(6)
         for name in ("control", "control-2"):
-            ground.programs.signal(name, signal.SIGCONT)
+            fixture.programs.signal(name, signal.SIGCONT)
 
 
 @case("rolling-restart", within_s=150)
-def rolling_restart(ground: Ground) -> None:
+def rolling_restart(fixture: Fixture) -> None:
     """A deploy under load: control workers and launcher are restarted in good order, one after the other, twice. An
     interruption uses up no retry: tasks of one attempt's patience end graded."""
-    ground.start("launcher", "control", "control-2")
-    submit_both(ground, work=Work(seconds=2.0, max_attempts=1))
-    ground.acting(2)
+    fixture.start("launcher", "control", "control-2")
+    submit_both(fixture, work=Work(seconds=2.0, max_attempts=1))
+    fixture.acting(2)
     for name in ("control", "launcher", "control-2") * 2:
-        ground.struck(f"restart of {name}")
-        ground.programs.restart(name)
+        fixture.struck(f"restart of {name}")
+        fixture.programs.restart(name)
         time.sleep(2)
 
 
 @case("submitted-while-all-is-down", within_s=60)
-def submitted_while_down(ground: Ground) -> None:
+def submitted_while_down(fixture: Fixture) -> None:
     """Everything of ours is killed at once while tasks wait and run, more are accepted, and everything comes back."""
-    ground.start()
-    submit_both(ground, 4)
-    ground.acting(1)
-    ground.struck("all killed")
+    fixture.start()
+    submit_both(fixture, 4)
+    fixture.acting(1)
+    fixture.struck("all killed")
     for name in ("control", "launcher"):
-        ground.programs.kill(name, kept=False)
-    ground.submit(6, mode=Mode.EPHEMERAL, name="later")
+        fixture.programs.kill(name, kept=False)
+    fixture.submit(6, mode=Mode.EPHEMERAL, name="later")
     time.sleep(2)
-    ground.programs.start("launcher")
-    ground.programs.start("control")
+    fixture.programs.start("launcher")
+    fixture.programs.start("control")

@@ -17,7 +17,7 @@ from app.ledger import audit
 from bench.system import free_port
 from tests.chaos.case import REGISTRY, case
 from tests.chaos.cases.training import AGENT, POLICY, start_policy
-from tests.chaos.ground import Ground
+from tests.chaos.fixture import Fixture
 from tests.chaos.killing import kill_for
 from tests.chaos.launchers.train_command import version_of
 from tests.chaos.programs import wait_for
@@ -77,27 +77,27 @@ def go_long() -> None:
         "lease_s": 6.0,
     },
 )
-def train_command(ground: Ground) -> None:
+def train_command(fixture: Fixture) -> None:
     """`megaflow train` with a trainer that gets its groups over HTTP, publishes and commits, and SIGKILL every two
     seconds to the command, the trainer, the hand-out, the gateway, the control worker, a worker, the launcher, the
     engine, Redis or PostgreSQL. Each step is one run, each group is committed exactly once, versions go live in their
     order, the auditor finds nothing."""
     steps, seconds = _size
-    file, leases, ends = (ground.settings.home / name for name in ("train.yaml", "leases.jsonl", "ends"))
-    file.write_text(yaml.safe_dump(_config(ground, steps)))
-    _start(ground, file, leases, ends)
-    killed = kill_for(ground, seconds, _WEIGHTS)
-    ground.notes.append(f"killed: {dict(killed)}; {_committed(ground)} steps were committed by then")
-    ground.servers.start_postgres()
-    ground.servers.start_redis()
+    file, leases, ends = (fixture.settings.home / name for name in ("train.yaml", "leases.jsonl", "ends"))
+    file.write_text(yaml.safe_dump(_config(fixture, steps)))
+    _start(fixture, file, leases, ends)
+    killed = kill_for(fixture, seconds, _WEIGHTS)
+    fixture.notes.append(f"killed: {dict(killed)}; {_committed(fixture)} steps were committed by then")
+    fixture.servers.start_postgres()
+    fixture.servers.start_redis()
     wait_for(lambda: _codes(ends)[-1:] == [0] or _gave_up(ends), 300, every_s=1.0)
     if _codes(ends)[-1:] != [0]:
-        ground.wrong.append(f"the command did not end well: exit codes {_codes(ends)}, {_committed(ground)} steps")
-    _check(ground, steps, leases, ends)
+        fixture.wrong.append(f"the command did not end well: exit codes {_codes(ends)}, {_committed(fixture)} steps")
+    _check(fixture, steps, leases, ends)
 
 
-def _config(ground: Ground, steps: int) -> dict[str, Any]:
-    tasks = ground.settings.home / "tasks"
+def _config(fixture: Fixture, steps: int) -> dict[str, Any]:
+    tasks = fixture.settings.home / "tasks"
     for number in range(_GROUPS):
         for name, content in _FILES.items():
             path = tasks / f"task-{number}" / name
@@ -118,9 +118,9 @@ def _config(ground: Ground, steps: int) -> dict[str, Any]:
     }
 
 
-def _start(ground: Ground, file: Path, leases: Path, ends: Path) -> None:
-    start_policy(ground)
-    handout, run = free_port(), ground.programs.run
+def _start(fixture: Fixture, file: Path, leases: Path, ends: Path) -> None:
+    start_policy(fixture)
+    handout, run = free_port(), fixture.programs.run
     serve = ("experience", "serve", "--host", "127.0.0.1", "--port", str(handout), "--lease", "5")
     run("handout", (sys.executable, "-m", "megaflow", *serve))
     ours = (sys.executable, "-m", "tests.chaos.launchers.train_command")
@@ -137,43 +137,45 @@ def _gave_up(ends: Path) -> list[int]:
     return [code for code in _codes(ends) if code not in (0, _LOCKED, _AWAY)]
 
 
-def _committed(ground: Ground) -> int:
+def _committed(fixture: Fixture) -> int:
     with suppress(DatabaseUnavailable):
-        return int(ground.rows("SELECT count(DISTINCT version) FROM experience_leases WHERE state = 'committed'")[0][0])
+        return int(
+            fixture.rows("SELECT count(DISTINCT version) FROM experience_leases WHERE state = 'committed'")[0][0]
+        )
     return -1
 
 
-def _check(ground: Ground, steps: int, leases: Path, ends: Path) -> None:
-    runs = ground.rows("SELECT id, name FROM runs ORDER BY id")
+def _check(fixture: Fixture, steps: int, leases: Path, ends: Path) -> None:
+    runs = fixture.rows("SELECT id, name FROM runs ORDER BY id")
     for row in runs:
-        ground.adopt(row.id)
+        fixture.adopt(row.id)
     names = [row.name for row in runs]
     if names != [f"{NAME}-step-{step}" for step in range(steps)]:
-        ground.wrong.append(f"expected one run for each of {steps} steps in their order, found {names}")
-    groups = ground.rows(
+        fixture.wrong.append(f"expected one run for each of {steps} steps in their order, found {names}")
+    groups = fixture.rows(
         "SELECT r.name, g.state, count(*) AS n FROM experience_groups g JOIN runs r ON r.id = g.run_id GROUP BY 1, 2"
     )
     if wrong := [tuple(row) for row in groups if (row.state, row.n) != ("committed", _GROUPS)]:
-        ground.wrong.append(f"expected {_GROUPS} committed groups in each step, found {wrong}")
-    live = ground.rows("SELECT version FROM policy_versions WHERE state = 'live' ORDER BY number")
+        fixture.wrong.append(f"expected {_GROUPS} committed groups in each step, found {wrong}")
+    live = fixture.rows("SELECT version FROM policy_versions WHERE state = 'live' ORDER BY number")
     if [row.version for row in live] != ["v0", *(version_of(NAME, step) for step in range(steps))]:
-        ground.wrong.append(f"expected the versions of {steps} steps live in their order, found {live}")
+        fixture.wrong.append(f"expected the versions of {steps} steps live in their order, found {live}")
     if bad := _gave_up(ends):
-        ground.wrong.append(f"the command gave up with exit codes {bad}")
-    _check_commits(ground, steps, leases)
-    ground.wrong += [f"audit: {one}" for one in audit.look(ground.database, ground.settings).findings]
+        fixture.wrong.append(f"the command gave up with exit codes {bad}")
+    _check_commits(fixture, steps, leases)
+    fixture.wrong += [f"audit: {one}" for one in audit.look(fixture.database, fixture.settings).findings]
 
 
-def _check_commits(ground: Ground, steps: int, leases: Path) -> None:
+def _check_commits(fixture: Fixture, steps: int, leases: Path) -> None:
     """Every group in one committed lease, as the trainer wrote down what it was handed."""
     lines = leases.read_text().splitlines() if leases.exists() else []
     taken = {one["lease"]: one["groups"] for one in map(json.loads, lines)}
-    rows = ground.rows("SELECT id::text, version FROM experience_leases WHERE state = 'committed'")
+    rows = fixture.rows("SELECT id::text, version FROM experience_leases WHERE state = 'committed'")
     if unknown := [row.id for row in rows if row.id not in taken]:
-        ground.wrong.append(f"{len(unknown)} leases are committed that the trainer has not got")
+        fixture.wrong.append(f"{len(unknown)} leases are committed that the trainer has not got")
     counts = Counter(group for row in rows for group in taken.get(row.id, ()))
     if repeated := [group for group, count in counts.items() if count > 1]:
-        ground.wrong.append(f"{len(repeated)} groups are in two committed leases")
+        fixture.wrong.append(f"{len(repeated)} groups are in two committed leases")
     if len(counts) != steps * _GROUPS:
-        ground.wrong.append(f"expected {steps * _GROUPS} groups in committed leases, found {len(counts)}")
-    ground.notes.append(f"{len(counts)} groups in {len(rows)} commits; {len(taken)} batches were handed out")
+        fixture.wrong.append(f"expected {steps * _GROUPS} groups in committed leases, found {len(counts)}")
+    fixture.notes.append(f"{len(counts)} groups in {len(rows)} commits; {len(taken)} batches were handed out")

@@ -21,7 +21,7 @@ from app.submission import specs_for
 from bench.system import free_port
 from tests.chaos import work as works
 from tests.chaos.case import REGISTRY, case
-from tests.chaos.ground import Batch, Ground
+from tests.chaos.fixture import Batch, Fixture
 from tests.chaos.killing import kill_for
 from tests.chaos.programs import wait_for
 from tests.chaos.work import Work
@@ -48,80 +48,80 @@ def go_long() -> None:
     least_faults=7,
     settings={"agent_manifests": (AGENT,), "gateway_port": free_port(), "persistent_slots": 6, "lease_s": 6.0},
 )
-def training_loop(ground: Ground) -> None:
+def training_loop(fixture: Fixture) -> None:
     """Agents call an engine through the gateway, their samples are handed to a trainer, and a random process of the
     loop is killed every two seconds, PostgreSQL and Redis included. Every group is committed exactly once, with the
     token ids that the engine wrote down."""
     groups, seconds = _size
-    engine_log = start_policy(ground)
-    run = _submit(ground, groups)
-    experience.open_run(ground.database, ExperienceRun(run, POLICY))
-    ground.programs.run("trainer", (*_PROGRAM, "trainer", str(run), POLICY))
-    killed = kill_for(ground, seconds, _WEIGHTS)
-    ground.notes.append(f"killed: {dict(killed)}")
-    ground.servers.start_postgres()
-    ground.servers.start_redis()
+    engine_log = start_policy(fixture)
+    run = _submit(fixture, groups)
+    experience.open_run(fixture.database, ExperienceRun(run, POLICY))
+    fixture.programs.run("trainer", (*_PROGRAM, "trainer", str(run), POLICY))
+    killed = kill_for(fixture, seconds, _WEIGHTS)
+    fixture.notes.append(f"killed: {dict(killed)}")
+    fixture.servers.start_postgres()
+    fixture.servers.start_redis()
     committed = "SELECT count(*) FROM experience_groups WHERE state = 'committed'"
-    if not wait_for(lambda: ground.rows(committed)[0][0] == groups, 200, every_s=1.0):
-        states = dict(ground.rows("SELECT state, count(*) FROM experience_groups GROUP BY 1"))
-        reasons = ground.rows("SELECT reason, count(*) FROM experience_attempts WHERE reason <> '' GROUP BY 1 LIMIT 3")
-        ground.wrong.append(f"expected {groups} committed groups, found {states}; {[tuple(row) for row in reasons]}")
-    _check(ground, run, engine_log)
+    if not wait_for(lambda: fixture.rows(committed)[0][0] == groups, 200, every_s=1.0):
+        states = dict(fixture.rows("SELECT state, count(*) FROM experience_groups GROUP BY 1"))
+        reasons = fixture.rows("SELECT reason, count(*) FROM experience_attempts WHERE reason <> '' GROUP BY 1 LIMIT 3")
+        fixture.wrong.append(f"expected {groups} committed groups, found {states}; {[tuple(row) for row in reasons]}")
+    _check(fixture, run, engine_log)
 
 
-def start_policy(ground: Ground) -> Path:
+def start_policy(fixture: Fixture) -> Path:
     """Launcher, control worker, gateway, and an engine that serves the policy; the file that it writes to."""
-    log, port = ground.settings.home / "engine.jsonl", free_port()
-    address = ("--host", "127.0.0.1", "--port", str(ground.settings.gateway_port))
-    ground.start("launcher", "control")
-    ground.programs.run("gateway", (sys.executable, "-m", "app.model_service.gateway", *address, "--grace", "5"))
-    ground.programs.run("engine", (*_PROGRAM, "engine", str(port), str(log)))
-    experience.publish(ground.database, POLICY, "v0")
-    experience.settle(ground.database, POLICY, "v0")
+    log, port = fixture.settings.home / "engine.jsonl", free_port()
+    address = ("--host", "127.0.0.1", "--port", str(fixture.settings.gateway_port))
+    fixture.start("launcher", "control")
+    fixture.programs.run("gateway", (sys.executable, "-m", "app.model_service.gateway", *address, "--grace", "5"))
+    fixture.programs.run("engine", (*_PROGRAM, "engine", str(port), str(log)))
+    experience.publish(fixture.database, POLICY, "v0")
+    experience.settle(fixture.database, POLICY, "v0")
     url = f"http://127.0.0.1:{port}/v1"
-    model_replicas.add(ground.database, NewReplica(POLICY, url, policy_version="v0", dialects=(Dialect.CHAT,)))
+    model_replicas.add(fixture.database, NewReplica(POLICY, url, policy_version="v0", dialects=(Dialect.CHAT,)))
     return log
 
 
 _PROGRAM = (sys.executable, "-m", "tests.chaos.launchers.training")
 
 
-def _submit(ground: Ground, groups: int) -> Any:
-    tasks = works.tasks(ground.settings, [f"group-{number}" for number in range(groups)], Work(max_attempts=12))
+def _submit(fixture: Fixture, groups: int) -> Any:
+    tasks = works.tasks(fixture.settings, [f"group-{number}" for number in range(groups)], Work(max_attempts=12))
     specs = specs_for(
         tasks,
         agent="sketch",
         mode=Mode.PERSISTENT,
         model=ModelChoice(name=POLICY),
-        agents=known_agents(ground.settings),
+        agents=known_agents(fixture.settings),
     )
     new = NewRun(specs=specs, replicas=_REPLICAS, name="training-loop", purpose="training")
-    accepted = accept.accept(ground.database, new)
+    accepted = accept.accept(fixture.database, new)
     ends = frozenset({("succeeded", "submitted")})
-    ground.batches.append(Batch(accepted.run_id, accepted.task_ids, accepted.names, ends, exclusive=False))
+    fixture.batches.append(Batch(accepted.run_id, accepted.task_ids, accepted.names, ends, exclusive=False))
     return accepted.run_id
 
 
-def _check(ground: Ground, run: Any, engine_log: Path) -> None:
-    twice = ground.rows(
+def _check(fixture: Fixture, run: Any, engine_log: Path) -> None:
+    twice = fixture.rows(
         "SELECT g.group_id FROM experience_groups g JOIN experience_leases l ON l.id = g.lease_id"
         " WHERE g.state = 'committed' AND l.state <> 'committed'"
     )
     if twice:
-        ground.wrong.append(f"{len(twice)} groups are committed by a lease that is not")
-    versions = ground.rows("SELECT version, count(*) FROM experience_leases WHERE state = 'committed' GROUP BY 1")
+        fixture.wrong.append(f"{len(twice)} groups are committed by a lease that is not")
+    versions = fixture.rows("SELECT version, count(*) FROM experience_leases WHERE state = 'committed' GROUP BY 1")
     if repeated := [row.version for row in versions if row[1] > 1]:
-        ground.wrong.append(f"versions {repeated[:5]} were committed by two leases each")
+        fixture.wrong.append(f"versions {repeated[:5]} were committed by two leases each")
     said = _conversations(engine_log)
-    store = open_store(ground.settings.artifacts(), endpoint_url=None)
-    keys = [row.key for row in ground.rows("SELECT key FROM experience_attempts WHERE state = 'stored'")]
+    store = open_store(fixture.settings.artifacts(), endpoint_url=None)
+    keys = [row.key for row in fixture.rows("SELECT key FROM experience_attempts WHERE state = 'stored'")]
     samples = [row for key in keys for row in files.read(store.get(key))]
     wrong = [row for row in samples if tuple(row["token_ids"]) not in said]
     if wrong or not samples:
-        ground.wrong.append(f"{len(wrong)} of {len(samples)} samples have ids that the engine did not write down")
-    found = audit.look(ground.database, ground.settings)
-    ground.wrong += [f"audit: {one}" for one in found.findings]
-    ground.notes.append(f"{len(samples)} samples of {len(keys)} attempts, {sum(row[1] for row in versions)} commits")
+        fixture.wrong.append(f"{len(wrong)} of {len(samples)} samples have ids that the engine did not write down")
+    found = audit.look(fixture.database, fixture.settings)
+    fixture.wrong += [f"audit: {one}" for one in found.findings]
+    fixture.notes.append(f"{len(samples)} samples of {len(keys)} attempts, {sum(row[1] for row in versions)} commits")
 
 
 def _conversations(log: Path) -> set[tuple[int, ...]]:

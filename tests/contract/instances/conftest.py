@@ -1,4 +1,4 @@
-"""The providers under the suite; ground.py says how to add one."""
+"""The providers under the suite; fixture.py says how to add one."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from app.models.endings import RetryPolicy
 from app.models.instance import InstanceRequest
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings
-from tests.contract.instances.alibaba_ground import alibaba_ground
-from tests.contract.instances.docker_ground import docker_ground, waiting_image
-from tests.contract.instances.ec2_ground import ec2_ground, moto_endpoint
-from tests.contract.instances.ground import SECRET, ProviderGround
-from tests.contract.instances.kubernetes_ground import kubernetes_ground
-from tests.contract.instances.process_ground import process_ground
-from tests.contract.instances.slurm_ground import cluster, slurm_ground
+from tests.contract.instances.alibaba_fixture import alibaba_fixture
+from tests.contract.instances.docker_fixture import docker_fixture, waiting_image
+from tests.contract.instances.ec2_fixture import ec2_fixture, moto_endpoint
+from tests.contract.instances.fixture import SECRET, ProviderFixture
+from tests.contract.instances.kubernetes_fixture import kubernetes_fixture
+from tests.contract.instances.process_fixture import process_fixture
+from tests.contract.instances.slurm_fixture import cluster, slurm_fixture
 from tests.services import MakeSettings
 from tests.waiting import eventually, in_background
 
 __all__ = [
-    "alibaba_ground",
+    "alibaba_fixture",
     "cluster",
-    "docker_ground",
-    "ec2_ground",
-    "kubernetes_ground",
+    "docker_fixture",
+    "ec2_fixture",
+    "kubernetes_fixture",
     "moto_endpoint",
-    "process_ground",
-    "slurm_ground",
+    "process_fixture",
+    "slurm_fixture",
     "waiting_image",
 ]
 
-GROUNDS = [
+FIXTURES = [
     pytest.param("process"),
     pytest.param("docker", marks=pytest.mark.docker),
     pytest.param("slurm", marks=pytest.mark.extra),
@@ -57,13 +57,13 @@ def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(registry_auth=logins, boot_timeout_s=0.2, retry_base_s=0.0, drain_s=0.5)
 
 
-@pytest.fixture(params=GROUNDS)
-def ground(request: pytest.FixtureRequest) -> Iterator[ProviderGround]:
+@pytest.fixture(params=FIXTURES)
+def fixture(request: pytest.FixtureRequest) -> Iterator[ProviderFixture]:
     """A provider and its engine, which has nothing left at the end of a test."""
-    found: ProviderGround = request.getfixturevalue(f"{request.param}_ground")
+    found: ProviderFixture = request.getfixturevalue(f"{request.param}_fixture")
     for mark in request.node.iter_markers("needs"):
         if mark.args[0] not in found.abilities:
-            pytest.skip(f"the ground {request.param} says: not {mark.args[0]}")
+            pytest.skip(f"the fixture {request.param} says: not {mark.args[0]}")
     yield found
     for instance_id, handle in found.provider.alive().items():
         found.provider.terminate(instance_id, handle, grace_s=0)
@@ -75,17 +75,17 @@ def ground(request: pytest.FixtureRequest) -> Iterator[ProviderGround]:
 class ControlPlane:
     """What the control worker does with a provider: it hears of ends, and compares lists."""
 
-    ground: ProviderGround
+    fixture: ProviderFixture
     retry: RetryPolicy
 
     def watch(self, stop: threading.Event) -> None:
-        if isinstance(self.ground.provider, WatchedProvider):
-            self.ground.provider.watch(
-                lambda i, code, why: instances.exited(self.ground.database, i, code, why, self.retry), stop
+        if isinstance(self.fixture.provider, WatchedProvider):
+            self.fixture.provider.watch(
+                lambda i, code, why: instances.exited(self.fixture.database, i, code, why, self.retry), stop
             )
 
     def sweep(self) -> None:
-        provider = self.ground.provider
+        provider = self.fixture.provider
 
         def terminate(_: str, instance_id: Any, handle: str) -> None:
             with suppress(InstanceFailed):
@@ -95,25 +95,25 @@ class ControlPlane:
             return {provider.name: provider.started()} if isinstance(provider, QueueingProvider) else {}
 
         hands = Hands(lambda: {provider.name: provider.alive()}, terminate, lambda: None, lambda _: None, started)
-        Reconciler(self.ground.database, self.ground.settings, hands).sweep()
+        Reconciler(self.fixture.database, self.fixture.settings, hands).sweep()
 
     def row(self, request: InstanceRequest) -> tuple[str, int | None]:
         """State and exit code of the instance, as the ledger has them."""
-        with self.ground.database.begin() as connection:
+        with self.fixture.database.begin() as connection:
             query = text("SELECT state, exit_code FROM instances WHERE id = :id")
             found = connection.execute(query, {"id": request.instance_id}).one()
             return found.state, found.exit_code
 
     def ended(self, request: InstanceRequest) -> tuple[str, int | None]:
         """As soon as the ledger knows the end."""
-        within_s = self.ground.slow_s
+        within_s = self.fixture.slow_s
         eventually(lambda: self.row(request)[0] in ("failed", "terminated"), "its end on record", within_s=within_s)
         return self.row(request)
 
 
 @pytest.fixture
-def control(ground: ProviderGround) -> ControlPlane:
-    return ControlPlane(ground, RetryPolicy(0.0, 1.0))
+def control(fixture: ProviderFixture) -> ControlPlane:
+    return ControlPlane(fixture, RetryPolicy(0.0, 1.0))
 
 
 @pytest.fixture

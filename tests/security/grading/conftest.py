@@ -9,7 +9,7 @@ import pytest
 from app.environments.networks import firewall
 from app.host.engine import engine_of
 from app.ledger.database import Database
-from tests.integration.docker_ground import remove_images
+from tests.integration.docker_fixture import remove_images
 from tests.security.grading.attacks import Range
 from tests.services import MakeSettings
 

@@ -15,13 +15,13 @@ from app.instances.docker import DockerInstances
 from app.ledger.database import Database
 from app.settings import Settings
 from app.stack.engine import connected, engine_url
-from tests.contract.environment_grounds import built_image
-from tests.contract.instances.ground import WORKER, ProviderGround, leave
+from tests.contract.environment_fixtures import built_image
+from tests.contract.instances.fixture import WORKER, ProviderFixture, leave
 from tests.integration.engine_proxy import engine_proxy
 from tests.services import free_port
 
 
-class DockerGround(ProviderGround):
+class DockerFixture(ProviderFixture):
     abilities = frozenset({"codes", "grace", "lost_reply"})
 
     def unreachable(self) -> DockerInstances:
@@ -68,6 +68,6 @@ def waiting_image(base_image_tag: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def docker_ground(settings: Settings, database: Database, waiting_image: str) -> DockerGround:
+def docker_fixture(settings: Settings, database: Database, waiting_image: str) -> DockerFixture:
     settings = settings.model_copy(update={"worker_image": waiting_image})
-    return DockerGround(settings, database, DockerInstances(settings))
+    return DockerFixture(settings, database, DockerInstances(settings))

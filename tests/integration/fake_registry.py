@@ -19,8 +19,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from app.host import kernel
-from megaflow.contract.environments.ground import tar_of
-from tests.integration.http_stand import Handler, served
+from megaflow.contract.environments.fixture import tar_of
+from tests.integration.http_server import Handler, served
 from tests.services import missing, serving, short_folder
 from tests.waiting import eventually
 
@@ -53,7 +53,7 @@ class Asked:
 
 
 @dataclass
-class Stand:
+class FakeRegistry:
     """`faults`, one for each request, by what its path begins with: `/token`, `/v2/x/manifests`, `/v2/x/blobs`."""
 
     host: str = ""
@@ -128,24 +128,24 @@ def _basic(login: str) -> str:
 
 
 class _Handler(Handler):
-    stand: Stand
+    fake: FakeRegistry
 
     def respond(self) -> None:
         asked = Asked(self.path, time.monotonic(), self.command, dict(self.headers), self.body())
-        self.stand.asked.append(asked)
+        self.fake.asked.append(asked)
         path = urlsplit(self.path).path
         headers = {"Content-Type": MANIFEST} if "/manifests/" in path else {}
         if path == "/token":
-            content = self.stand.token(asked)
+            content = self.fake.token(asked)
             status = 200 if content is not None else 401
-        elif not self.stand.admits(self.headers.get("Authorization", "")):
+        elif not self.fake.admits(self.headers.get("Authorization", "")):
             content, status = None, 401
-            where = f'realm="http://{self.stand.host}/token",service="s",scope="repository:x:pull"'
-            headers["WWW-Authenticate"] = f"{self.stand.wants} {where}"
+            where = f'realm="http://{self.fake.host}/token",service="s",scope="repository:x:pull"'
+            headers["WWW-Authenticate"] = f"{self.fake.wants} {where}"
         else:
-            content = self.stand.content(path)
+            content = self.fake.content(path)
             status = 200 if content is not None else 404
-        fault = self.stand.fault(path) if status != 401 else Fault()
+        fault = self.fake.fault(path) if status != 401 else Fault()
         if fault.status != 200:
             content, status = b"", fault.status
             headers |= fault.headers()
@@ -158,12 +158,12 @@ class _Handler(Handler):
 
 
 @contextmanager
-def standing() -> Iterator[Stand]:
+def standing() -> Iterator[FakeRegistry]:
     """One that answers."""
-    stand = Stand()
-    handler = type("_Standing", (_Handler,), {"stand": stand})
-    with served(handler) as stand.host:
-        yield stand
+    fake = FakeRegistry()
+    handler = type("_Standing", (_Handler,), {"fake": fake})
+    with served(handler) as fake.host:
+        yield fake
 
 
 @contextmanager
@@ -191,7 +191,7 @@ def _listens(port: int) -> bool:
 
 
 @pytest.fixture
-def stand() -> Iterator[Stand]:
+def fake() -> Iterator[FakeRegistry]:
     with standing() as made:
         yield made
 

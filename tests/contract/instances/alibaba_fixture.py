@@ -18,11 +18,11 @@ from app.ledger.database import Database
 from app.models.instance import InstanceRequest
 from app.settings import Settings
 from tests.contract.instances.alibaba_server import Ecs, serving_ecs
-from tests.contract.instances.ground import ProviderGround
+from tests.contract.instances.fixture import ProviderFixture
 from tests.services import free_port
 
 
-class AlibabaGround(ProviderGround):
+class AlibabaFixture(ProviderFixture):
     abilities = frozenset({"capacity", "lost_reply"})
 
     def __init__(self, settings: Settings, database: Database, ecs: Ecs) -> None:
@@ -79,7 +79,9 @@ class AlibabaGround(ProviderGround):
 
 
 @pytest.fixture
-def alibaba_ground(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[AlibabaGround]:
+def alibaba_fixture(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[AlibabaFixture]:
     from alibabacloud_credentials.utils import auth_util  # it has read the environment when it was imported
 
     monkeypatch.setattr(cloud, "_YOUNG_S", 2.0)  # this server lists a machine at once
@@ -93,4 +95,4 @@ def alibaba_ground(settings: Settings, database: Database, monkeypatch: pytest.M
             "alibaba_types": ("ecs.c8a.2xlarge", "ecs.c7.2xlarge"),
             "web_url": "https://megaflow.example.org",
         }
-        yield AlibabaGround(settings.model_copy(update=values), database, ecs)
+        yield AlibabaFixture(settings.model_copy(update=values), database, ecs)

@@ -22,7 +22,7 @@ from app.instances.kubernetes_job import INSTANCE, job_name, labels_of
 from app.kubernetes import configuration
 from app.ledger.database import Database
 from app.settings import Settings
-from tests.contract.instances.ground import WORKER, ProviderGround, leave
+from tests.contract.instances.fixture import WORKER, ProviderFixture, leave
 from tests.kubernetes import FakeCluster, Fault, kubeconfig
 from tests.kubernetes.controllers import ENDED, conditions
 from tests.kubernetes.store import Object
@@ -30,7 +30,7 @@ from tests.services import free_port
 from tests.waiting import eventually
 
 
-class KubernetesGround(ProviderGround):
+class KubernetesFixture(ProviderFixture):
     abilities = frozenset({"codes", "grace", "capacity", "lost_reply"})
 
     def __init__(self, settings: Settings, database: Database, cluster: FakeCluster) -> None:
@@ -94,14 +94,14 @@ class KubernetesGround(ProviderGround):
         return [one for one in found if not {"Complete", "Failed"} & conditions(one).keys()]
 
 
-class RealGround(KubernetesGround):
+class RealFixture(KubernetesFixture):
     """Before the cluster that TEST_KUBECONFIG leads to. Its pods run the worker's script in TEST_IMAGE."""
 
     abilities = frozenset({"codes", "grace"})
     slow_s = 120.0
 
     def __init__(self, settings: Settings, database: Database, client: Client) -> None:
-        ProviderGround.__init__(self, settings, database, KubernetesInstances(settings))
+        ProviderFixture.__init__(self, settings, database, KubernetesInstances(settings))
         self._client = client
 
     def objects(self, plural: str) -> list[Object]:
@@ -136,7 +136,7 @@ def _of(one: Object, instance_id: UUID) -> bool:
 
 
 @pytest.fixture
-def kubernetes_ground(request: pytest.FixtureRequest, settings: Settings, database: Database, tmp_path: Path) -> Any:
+def kubernetes_fixture(request: pytest.FixtureRequest, settings: Settings, database: Database, tmp_path: Path) -> Any:
     """A fake, or the user's own cluster."""
     if (config := os.environ.get("TEST_KUBECONFIG")) is None:
         yield from _fake(settings, database, request.getfixturevalue("waiting_image"), tmp_path)
@@ -147,10 +147,10 @@ def kubernetes_ground(request: pytest.FixtureRequest, settings: Settings, databa
     change = {"kubernetes_job": parts, "worker_image": os.environ["TEST_IMAGE"]}
     settings = settings.model_copy(update={**change, "kubeconfig": Path(config)})
     with Client(configuration(settings)) as client:
-        yield RealGround(settings, database, client)
+        yield RealFixture(settings, database, client)
 
 
-def _fake(settings: Settings, database: Database, waiting_image: str, tmp_path: Path) -> Iterator[KubernetesGround]:
+def _fake(settings: Settings, database: Database, waiting_image: str, tmp_path: Path) -> Iterator[KubernetesFixture]:
     volumes = [{"name": "home", "hostPath": {"path": str(settings.home)}}]
     mounts = [{"name": "home", "mountPath": str(settings.home)}]
     pod = {"volumes": volumes, "containers": [{"name": "worker", "volumeMounts": mounts}]}
@@ -158,7 +158,7 @@ def _fake(settings: Settings, database: Database, waiting_image: str, tmp_path: 
     parts.write_text(yaml.safe_dump({"spec": {"template": {"spec": pod}}}))
     with FakeCluster(nodes=("node-1", "node-2")) as cluster:
         change = {"kubeconfig": cluster.kubeconfig(tmp_path), "kubernetes_job": parts, "worker_image": waiting_image}
-        yield KubernetesGround(settings.model_copy(update=change), database, cluster)
+        yield KubernetesFixture(settings.model_copy(update=change), database, cluster)
         assert set(cluster.requests) <= granted("control"), "its account may not do this"
 
 

@@ -23,7 +23,7 @@ def may_unshare() -> bool:
     )
 
 
-class Ground:
+class Fixture:
     """A running helper. `client` may be taken as often as wanted."""
 
     def __init__(self, program: Path, folder: Path, *, as_init: bool, orphan_exit_s: float = 60) -> None:
@@ -55,9 +55,9 @@ class Ground:
 
 
 @contextmanager
-def ground(program: Path, *, as_init: bool, orphan_exit_s: float = 60) -> Iterator[Ground]:
+def fixture(program: Path, *, as_init: bool, orphan_exit_s: float = 60) -> Iterator[Fixture]:
     with tempfile.TemporaryDirectory() as folder:
-        made = Ground(program, Path(folder), as_init=as_init, orphan_exit_s=orphan_exit_s)
+        made = Fixture(program, Path(folder), as_init=as_init, orphan_exit_s=orphan_exit_s)
         try:
             yield made
         finally:

@@ -24,7 +24,7 @@ from app.models.endings import EndReason
 from app.models.spec import EnvironmentKind, EnvironmentSpec, Limits
 from app.settings import Settings
 from megaflow.contract.agents.fixtures import wait_until
-from megaflow.contract.environments.ground import tags_of
+from megaflow.contract.environments.fixture import tags_of
 
 SEEN = "seen.txt"
 ENV_SCENE = f'[{{thought: I look around, command: "env > {SEEN}; echo HOME=$HOME >> {SEEN}"}}, {{submit: true}}]'

@@ -22,7 +22,7 @@ from app.instances.process import ProcessProvider
 from app.ledger.database import Database
 from app.settings import Settings
 from app.stack.home import process_environment
-from tests.contract.instances.ground import ProviderGround, leave
+from tests.contract.instances.fixture import ProviderFixture, leave
 from tests.services import short_folder
 from tests.waiting import eventually
 
@@ -43,7 +43,7 @@ launcher.main(load(), "MF_TEST", host)
 """
 
 
-class ProcessGround(ProviderGround):
+class ProcessFixture(ProviderFixture):
     abilities = frozenset({"codes", "grace", "lost_reply"})
 
     def unreachable(self) -> ProcessProvider:
@@ -100,10 +100,10 @@ def _lives(pid: int) -> bool:
 
 
 @pytest.fixture
-def process_ground(settings: Settings, database: Database) -> Iterator[ProcessGround]:
+def process_fixture(settings: Settings, database: Database) -> Iterator[ProcessFixture]:
     with subprocess.Popen(
         [sys.executable, "-c", _SERVE], env=process_environment(settings), stdout=subprocess.DEVNULL
     ) as process:
         eventually(lambda: launcher.socket_path(settings).exists())
-        yield ProcessGround(settings, database, ProcessProvider(settings))
+        yield ProcessFixture(settings, database, ProcessProvider(settings))
         process.terminate()

@@ -1,4 +1,4 @@
-"""The ground of one case: an installation of its own on the suite's servers, what is submitted to it, what is done to
+"""The fixture of one case: an installation of its own on the suite's servers, what is submitted to it, what is done to
 it, and what it looks like at the end."""
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Batch:
 
 
 @dataclass
-class Ground:
+class Fixture:
     """One installation and its case."""
 
     servers: Servers
@@ -293,9 +293,9 @@ class Ground:
 
 
 @contextmanager
-def ground(
+def fixture(
     servers: Servers, out: Path, *, redis_relay: bool = False, postgres_relay: bool = False, **changes: Any
-) -> Iterator[Ground]:
+) -> Iterator[Fixture]:
     """An installation for the length of the block; its programs are ended with it. `changes` are settings."""
     folder = servers.folder / uuid.uuid4().hex[:6]
     with servers.database() as name:
@@ -320,7 +320,7 @@ def ground(
         faults_folder = folder / "faults"
         faults_folder.mkdir()
         watch = Watch(servers.url(name))
-        here = Ground(servers, settings, name, out, Programs(settings, faults_folder), watch, **relays)  # type: ignore[arg-type]
+        here = Fixture(servers, settings, name, out, Programs(settings, faults_folder), watch, **relays)  # type: ignore[arg-type]
         watch.start()
         try:
             yield here
@@ -332,7 +332,7 @@ def ground(
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _end_stragglers(here: Ground) -> None:
+def _end_stragglers(here: Fixture) -> None:
     """What a broken case left running must not disturb the next."""
     for line in here._processes():
         with suppress(psutil.Error):

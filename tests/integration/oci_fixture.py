@@ -17,8 +17,8 @@ from app.host.cgroups import Cgroup
 from app.images.layer_store import ImageStore, image_of, layer_name
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from megaflow.contract.environments.ground import sweep_all
-from tests.integration.docker_ground import tags_of
+from megaflow.contract.environments.fixture import sweep_all
+from tests.integration.docker_fixture import tags_of
 from tests.services import missing, short_folder
 
 PROGRAMS = (

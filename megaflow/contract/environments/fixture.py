@@ -1,4 +1,4 @@
-"""Defines the ground of the suite: one implementation, how to create it, and which abilities it lacks."""
+"""Defines the fixture of the suite: one implementation, how to create it, and which abilities it lacks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TALK = (
 
 
 @dataclass(frozen=True)
-class Ground:
+class Fixture:
     """An implementation of environments and how to create it."""
 
     name: str
@@ -44,9 +44,9 @@ class Ground:
     forwards: bool = True
     """`forward` works; where it does not, it is refused."""
     shares: bool = True
-    """Creates environments with a read-only root; a ground that cannot must refuse to."""
+    """Creates environments with a read-only root; a fixture that cannot must refuse to."""
     own_commands: bool = True
-    """Runs commands in its own way. If it uses another ground's, only that one is tested with floods and bombs."""
+    """Runs commands in its own way. If it uses another fixture's, only that one is tested with floods and bombs."""
     shows_tools: bool = False
     """The provider finds the tool NAME in `settings.home`/tools/NAME, and the environments see it."""
     mounts_tools: bool = False

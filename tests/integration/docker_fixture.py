@@ -16,7 +16,7 @@ from app.environments.runtimes.docker.setups import BASE
 from app.host.engine import Engine, engine_of
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from megaflow.contract.environments.ground import sweep_all
+from megaflow.contract.environments.fixture import sweep_all
 
 Create = Callable[..., DockerEnvironment]
 

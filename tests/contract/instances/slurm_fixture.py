@@ -15,14 +15,14 @@ from app.instances.slurm import SlurmInstances
 from app.ledger.database import Database
 from app.models.instance import InstanceRequest
 from app.settings import Settings
-from tests.contract.instances.ground import WORKER, ProviderGround, leave
+from tests.contract.instances.fixture import WORKER, ProviderFixture, leave
 from tests.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.waiting import eventually
 
 SMALL = "--cpus-per-task=1 --mem=100M"
 
 
-class SlurmGround(ProviderGround):
+class SlurmFixture(ProviderFixture):
     abilities = frozenset({"codes", "grace", "capacity", "lost_reply"})
     slow_s = 30.0
 
@@ -113,10 +113,10 @@ def cluster() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def slurm_ground(settings: Settings, database: Database, cluster: SlurmCluster) -> SlurmGround:
+def slurm_fixture(settings: Settings, database: Database, cluster: SlurmCluster) -> SlurmFixture:
     worker = settings.home / "worker"
     worker.write_text(WORKER)
     worker.chmod(0o755)
-    return SlurmGround(
+    return SlurmFixture(
         settings.model_copy(update={"slurm_python": worker, "slurm_arguments": SMALL}), database, cluster
     )

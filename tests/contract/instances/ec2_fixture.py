@@ -17,7 +17,7 @@ from app.instances.ec2.provider import SPOT, STATES, Ec2Instances
 from app.ledger.database import Database
 from app.models.instance import InstanceRequest
 from app.settings import Settings
-from tests.contract.instances.ground import ProviderGround
+from tests.contract.instances.fixture import ProviderFixture
 from tests.ec2_machines import REGION, Account, client
 from tests.moto_server import Send, losing_reply, refusing, serving_moto, some_credentials, told
 from tests.services import free_port
@@ -25,7 +25,7 @@ from tests.services import free_port
 _AMI = "ami-12c6146b"
 
 
-class Ec2Ground(ProviderGround):
+class Ec2Fixture(ProviderFixture):
     abilities = frozenset({"capacity", "lost_reply"})
 
     def __init__(self, settings: Settings, database: Database, endpoint: str) -> None:
@@ -116,9 +116,9 @@ def moto_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def ec2_ground(
+def ec2_fixture(
     settings: Settings, database: Database, moto_endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> Ec2Ground:
+) -> Ec2Fixture:
     some_credentials(monkeypatch)
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_endpoint)
@@ -130,4 +130,4 @@ def ec2_ground(
         "ec2_events": made_queue(moto_endpoint),
         "web_url": "https://megaflow.example.org",
     }
-    return Ec2Ground(settings.model_copy(update=values), database, moto_endpoint)
+    return Ec2Fixture(settings.model_copy(update=values), database, moto_endpoint)

@@ -1,11 +1,10 @@
-"""What the providers' contract suite asks of the engine behind a provider.
+"""Defines what the contract suite of instance providers needs from the engine behind a provider.
 
-To put a provider under the suite: write `NAME_ground.py` with a subclass of `ProviderGround` and a fixture
-`NAME_ground` that makes the engine and yields the ground, and add a line to `GROUNDS` in conftest.py. The fixture ends
-what it began; the suite itself ends every instance and then looks at `left()`. What the engine cannot do is left out of
-`abilities`, and the tests that need it are skipped, which docs/howto names. Where an engine of the tests runs nothing
-(a fake of a cloud), `end` sets the state that the real one would report, and `await_lifetime` looks at what was asked
-of it.
+To put a provider under the suite, write `NAME_fixture.py`: a subclass of `ProviderFixture`, and a pytest fixture
+`NAME_fixture` that starts the engine, yields the subclass's object, and ends what it started. Add it to `FIXTURES` in
+conftest.py. The suite ends every instance and then checks `left()`. Leave out of `abilities` what the engine cannot do:
+those tests are skipped, and docs/howto names them. Where an engine of the tests runs nothing (a fake of a cloud), `end`
+sets the state that the real one would report, and `await_lifetime` checks the requested lifetime.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from app.settings import Settings
 from tests.waiting import eventually
 
 SECRET = "hunter2-of-the-suite"
-"""A password in the settings of every ground (`registry_auth`): an instance gets it, and nobody else sees it."""
+"""A password in the settings of every fixture (`registry_auth`): an instance gets it, and nobody else sees it."""
 
 WORKER = """#!/bin/sh
 # Stands where a worker would: it stays until told to stop, or until a file says with which code to leave.
@@ -38,7 +37,7 @@ exit "$(cat "$MEGAFLOW_HOME/logs/instances/$id.end")"
 """
 
 
-class ProviderGround(ABC):
+class ProviderFixture(ABC):
     """A provider, and hands on the engine behind it that do not go through the provider.
 
     `abilities`: "codes": ends come with the exit code. "grace": an instance can be told to stop before it is ended.

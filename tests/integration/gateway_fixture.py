@@ -275,7 +275,7 @@ def end_attempt(database: Database, claim: attempts.Claim) -> None:
     write(database, f"UPDATE attempts SET {ended} WHERE id = :id", id=claim.attempt_id)
 
 
-class Ground:
+class Fixture:
     """The gateway, a client of it, and one engine for the model `MODEL`."""
 
     def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
@@ -340,18 +340,18 @@ def request(dialect: Dialect, **wishes: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def ground(
+async def fixture(
     settings: Settings,
     *,
     keys: dict[str, str] | None = None,
     replica: bool = True,
     attempt: bool = True,
     engine: Engine | None = None,
-    recorder: Callable[[Ground], Recorder | Notes] = lambda made: made.notes,
+    recorder: Callable[[Fixture], Recorder | Notes] = lambda made: made.notes,
     **options: Any,
-) -> AsyncIterator[Ground]:
+) -> AsyncIterator[Fixture]:
     """A gateway with one engine, that `MODEL` is routed to when `replica`."""
-    made = Ground(settings, engine)
+    made = Fixture(settings, engine)
     await made.engine.start()
     made.app = Gateway(settings, made.database, recorder=lambda: recorder(made), keys=Keys(keys or {}), **options)
     config = uvicorn.Config(

@@ -1,4 +1,4 @@
-"""What the contract suite runs on here: one `Ground` for each of our implementations."""
+"""What the contract suite runs on here: one `Fixture` for each of our implementations."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from app.errors import AgentUnavailable
 from app.host.engine import engine_of
 from app.models.spec import Build, Bundle, Compose, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
-from megaflow.contract.environments.ground import Ground, tags_of, tar_of
+from megaflow.contract.environments.fixture import Fixture, tags_of, tar_of
 
 __all__ = [
     "CONTEXT",
-    "GROUNDS",
-    "Ground",
+    "FIXTURES",
+    "Fixture",
     "base_image",
     "built_image",
     "by_transport",
@@ -113,7 +113,7 @@ def prepared_folder(request: pytest.FixtureRequest) -> EnvironmentSpec:
 
 
 REAL_CLUSTER = "TEST_KUBECONFIG"
-"""Names the kubeconfig of a real cluster for the ground `kubernetes`; TEST_IMAGE an image that its
+"""Names the kubeconfig of a real cluster for the fixture `kubernetes`; TEST_IMAGE an image that its
 nodes can pull, with sh, coreutils, python3 and the folder /testbed. Else it is the tests' own API server."""
 AT_END = ExitStack()
 """Closed when the session's tests are done."""
@@ -155,10 +155,10 @@ def built_image(recipe: str, files: Mapping[str, bytes] | None = None) -> Iterat
     engine.api.remove_image(tag, force=True)
 
 
-GROUNDS = [
-    Ground("docker", "docker", engine_made, base_image, shows_tools=True, mounts_tools=True, marks=ENGINE),
-    Ground("oci", "oci", of_kind(EnvironmentKind.OCI), base_image, shows_tools=True, mounts_tools=True, marks=ENGINE),
-    Ground(
+FIXTURES = [
+    Fixture("docker", "docker", engine_made, base_image, shows_tools=True, mounts_tools=True, marks=ENGINE),
+    Fixture("oci", "oci", of_kind(EnvironmentKind.OCI), base_image, shows_tools=True, mounts_tools=True, marks=ENGINE),
+    Fixture(
         "docker-helper-copied",
         "docker",
         by_transport("CopiedHelper"),
@@ -167,7 +167,7 @@ GROUNDS = [
         shows_tools=True,
         marks=(*ENGINE, pytest.mark.extra),
     ),
-    Ground(
+    Fixture(
         "compose",
         "compose",
         several,
@@ -178,7 +178,7 @@ GROUNDS = [
         mounts_tools=True,
         marks=(*ENGINE, pytest.mark.extra),  # its main service is a container of the engine: see test_compose_*.py
     ),
-    Ground(
+    Fixture(
         "local",
         "local",
         of_kind(EnvironmentKind.LOCAL),
@@ -186,7 +186,7 @@ GROUNDS = [
         isolates=False,
         shows_tools=True,
     ),
-    Ground(
+    Fixture(
         "kubernetes",
         "kubernetes",
         pods,
