@@ -104,7 +104,7 @@ WITH new AS (
     SELECT n.id, a.task_id, t.attempts, 'grading', a.user_name, a.mode, a.resource_class, a.instance_id,
         clock_timestamp(), a.phases - ARRAY['image_ready', 'grading_started', 'graded', 'stored', 'torn_down']
             || jsonb_build_object('grading_queued', clock_timestamp()),
-        a.environment - 'graded_on', a.scripted, a.graded_apart, 1
+        a.environment - ARRAY['graded_on', 'phases', 'teardown'], a.scripted, a.graded_apart, 1
     FROM unnest(CAST(:tasks AS uuid[]), CAST(:new AS uuid[])) AS n(task_id, id) JOIN tasks t ON t.id = n.task_id
     JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts - 1
     RETURNING id, task_id, number, instance_id, resource_class, environment

@@ -185,7 +185,8 @@ def test_after_three_faults_the_attempt_ends_as_infrastructure_and_is_tried_as_a
 def test_what_never_came_to_a_score_is_graded_once_more_as_an_attempt_without_an_agent(queued: Queued) -> None:
     failed(queued.database, queued.taken(), EndReason.GRADING_ERROR, permanent=True)
     began = "jsonb_build_object('agent_started', claimed_at + interval '1 ms')"
-    write(queued.database, f"UPDATE attempts SET phases = phases || {began}")
+    times = """'{"kind": "oci", "path": "started", "phases": {"start": 0.1}, "teardown": {"agent": {}}}'"""
+    write(queued.database, f"UPDATE attempts SET phases = phases || {began}, environment = environment || {times}")
     assert queued.states == ("error", "failed", "grading_error")
     assert gradings.queue_again(queued.database, [queued.claim.attempt_id]) == {queued.claim.task_id}
     assert gradings.queue_again(queued.database, [queued.claim.attempt_id]) == set(), "it has gone on"
@@ -193,6 +194,7 @@ def test_what_never_came_to_a_score_is_graded_once_more_as_an_attempt_without_an
     assert every(queued.database, twice.query, recent=3600) == []
     new = one(queued.database, "SELECT a.*, g.submission FROM attempts a JOIN gradings g ON g.attempt_id = a.id")
     assert (new.state, new.number, new.submission["end_reason"]) == ("grading", 2, "submitted")
+    assert not {"phases", "teardown"} & new.environment.keys(), "its agent's environment is counted once"
     queued.claim = replace(queued.claim, attempt_id=new.id, number=2)
     queued.finish(queued.taken())
     states = every(queued.database, "SELECT a.state, t.state AS task FROM attempts a, tasks t ORDER BY a.number")
