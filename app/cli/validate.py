@@ -38,7 +38,7 @@ _FOR_SCAN = {"agent": "nop", "agent_args": {}, "replicas": 1}
 """Changes to the submission for the leak scan: the simplest agent's tasks, once."""
 
 Named = Annotated[str, typer.Argument(metavar="DATASET", help="NAME[@REVISION], NAME=PATH, a path, or `demo`.")]
-_CHOOSING = ("limit", "task", "exclude", "language", "repo", "sample", "sample_seed")
+_CHOOSING = ("limit", "only", "exclude", "languages", "repositories", "sample", "sample_seed")
 """Options that select entries."""
 
 
@@ -47,7 +47,7 @@ def add_to(dataset: typer.Typer) -> None:
     dataset.command(context_settings={"allow_extra_args": True})(validate)  # `_one` refuses them with a reason
 
 
-@takes(*_CHOOSING, "environment", "mode", "concurrency", "user", agent="oracle")
+@takes(*_CHOOSING, "environment", "mode", "max_running", "user_name", agent="oracle")
 def validate(
     context: typer.Context,
     name: Named,
