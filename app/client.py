@@ -87,15 +87,15 @@ class MegaFlow:
     @property
     def database(self) -> Database:
         """The ledger's database. Raises: NotRemote: a web server is used instead."""
-        return self._ledger.database
+        return self.ledger.database
 
     @property
     def store(self) -> ArtifactStore:
         """Artifact store. Raises: NotRemote, SettingsInvalid, ArtifactStoreUnavailable."""
-        return self._ledger.store
+        return self.ledger.store
 
     @property
-    def _ledger(self) -> LedgerInstallation:
+    def ledger(self) -> LedgerInstallation:
         """Installation whose ledger is used directly. Raises: NotRemote."""
         if not isinstance(self.installation, LedgerInstallation):
             raise NotRemote(
@@ -173,7 +173,7 @@ class MegaFlow:
             max_running=max_running,
             include_quarantined=include_quarantined,
         )
-        return self.accept(replace(self._ledger.with_projects(new), upstream=upstream))
+        return self.accept(replace(self.ledger.with_projects(new), upstream=upstream))
 
     def submit(
         self,
@@ -209,20 +209,20 @@ class MegaFlow:
         if (remote := self._remote()) is not None:
             return remote.add_schedule(name, cron, submission, misfire, reason)
         tasks = self.trial(submission, check=check)
-        self._ledger.add_schedule(name, cron, submission, misfire, reason)
+        self.ledger.add_schedule(name, cron, submission, misfire, reason)
         return len(tasks)
 
     def accept(self, new: NewRun, *, check: ModelCheck | None = None) -> Run:
         """Accepts a run of specs; several agents are possible. Raises: as `enqueue` and `check`."""
         from app.ledger import accept
 
-        return self._accepted(accept.accept(self.database, self._ledger.checked(new, check), self.settings))
+        return self._accepted(accept.accept(self.database, self.ledger.checked(new, check), self.settings))
 
     def try_out(self, new: NewRun, *, check: ModelCheck | None = None) -> NewRun:
         """Returns the run that `accept` would write now; writes nothing. Raises: as `accept`."""
         from app.ledger import classes
 
-        new = self._ledger.checked(new, check)
+        new = self.ledger.checked(new, check)
         with self.database.begin() as connection:
             classes.check(connection, self.settings, {(spec.mode, spec.resource_class) for spec in new.specs})
         return new
@@ -271,7 +271,7 @@ class MegaFlow:
         from app.ledger.experience import ExperienceRun
 
         how = ExperienceRun(run.id, policy, quorum=quorum, drop_equal=drop_equal, max_staleness=max_staleness)
-        return Experience(self.database, self._ledger.store, how, consumer=consumer, lease_s=lease_s)
+        return Experience(self.database, self.ledger.store, how, consumer=consumer, lease_s=lease_s)
 
     def check_model(self, model: ModelChoice | str) -> list[str]:
         """Makes the gateway check the model's endpoint and key now; returns what could not be checked.

@@ -59,19 +59,6 @@ class RunNotes:
     unvalidated: str  # a line on scored tasks whose images were not validated; empty: all were
 
 
-@dataclass(frozen=True, slots=True)
-class TaskNotes:
-    """Notes on a task: its image, how many others have its name, in how many other runs, and `twins` in its own run.
-
-    twins: of the same replica, such as another agent's.
-    """
-
-    image: str
-    others: int
-    other_runs: int
-    twins: int = 0
-
-
 def record_command(database: Database, action: str, subject: object, reason: str = "", **data: Any) -> None:
     """Records a command that changed the database directly, under its system account: no user has such a name."""
     from app.ledger.users import record_action
@@ -195,11 +182,6 @@ class LedgerInstallation:
         """Raises: UnknownName."""
         return results.state_of(self.database, task_id)
 
-    def task_notes(self, task_id: UUID) -> TaskNotes:
-        """Raises: UnknownName."""
-        spec = results.task_spec(self.database, task_id)
-        return TaskNotes(spec.task.environment.label, *names.namesakes(self.database, task_id, None))
-
     def task_events(self, task_id: UUID) -> list[EventRecord]:
         """Returns all events of a task, in order."""
         from app.ledger import events
@@ -316,12 +298,6 @@ class LedgerInstallation:
         quotas.remove(self.database, user)
         record_command(self.database, "quota.cleared", user, reason)
 
-    def reset_spent(self, user: str, reason: str = "") -> float:
-        """Resets a user's spending; returns the amount before. Raises: LimitInvalid."""
-        spent = quotas.reset_spent(self.database, user)
-        record_command(self.database, "quota.reset", user, reason, spent_usd_before=spent)
-        return spent
-
     def schedules(self) -> list[Schedule]:
         """Returns recurring evaluations, by name."""
         from app.ledger import schedules
@@ -377,13 +353,13 @@ class LedgerInstallation:
             require_headline(report)
         return report
 
-    def transcripts(self, run_id: UUID, *, all_bytes: bool) -> TranscriptReport:
+    def transcripts(self, run_id: UUID) -> TranscriptReport:
         """Checks a run's transcripts against the rules. Raises: ArtifactStoreUnavailable, DiskFull."""
         from app.evaluation.transcripts import checked_once
         from app.ledger import report_rows
 
         rows = report_rows.rows(self.database, run_id)
-        return checked_once(self.database, self.store, run_id, rows, all_bytes=all_bytes)
+        return checked_once(self.database, self.store, run_id, rows)
 
     def compare(self, first: UUID, second: UUID, *, allow: Sequence[str], power: float | None) -> Comparison:
         """Raises: ReportRefused."""

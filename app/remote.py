@@ -19,7 +19,7 @@ from uuid import UUID
 from pydantic import TypeAdapter, ValidationError
 
 from app.errors import BrokerUnavailable, DatabaseUnavailable, ExportRefused, ServerUnavailable, TooManyRequests
-from app.installation import RunNotes, TaskNotes
+from app.installation import RunNotes
 from app.ledger.events import EventRecord
 from app.ledger.quotas import Quota, QuotaUsage
 from app.ledger.results import Progress, RunStatus
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from app.evaluation.comparison import Comparison
     from app.evaluation.diagnosis import FailureGroup
     from app.evaluation.export import ExportFormat, ExportSummary
-    from app.evaluation.regrade import RegradeSummary
     from app.evaluation.report import Report
     from app.evaluation.transcripts import TranscriptReport
     from app.ledger.limits import Use
@@ -54,7 +53,6 @@ _PAGE = 1000
 """Maximum runs in one response."""
 _WAIT_S = 25.0
 """Maximum seconds after which the server answers a wait."""
-_LONG_S = 3600.0
 """Timeout in seconds for the server to write a bundle, or to grade a run again."""
 _PAUSE_S = 1.0
 """Pause between two connections to an event stream, in seconds."""
@@ -159,9 +157,6 @@ class RemoteInstallation:
     def state(self, task_id: UUID) -> TaskState:
         return self._get(TaskResult, f"/tasks/{task_id}").state
 
-    def task_notes(self, task_id: UUID) -> TaskNotes:
-        return self._get(TaskNotes, f"/tasks/{task_id}/notes")
-
     def task_events(self, task_id: UUID) -> list[EventRecord]:
         return self._get(list[EventRecord], f"/tasks/{task_id}/events")
 
@@ -260,9 +255,6 @@ class RemoteInstallation:
     def clear_quota(self, user: str, reason: str = "") -> None:
         self.server.json(Ask("DELETE", f"/quotas/{quote(user)}", query={"reason": reason}))
 
-    def reset_spent(self, user: str, reason: str = "") -> float:
-        return self._answer(float, Ask("DELETE", f"/quotas/{quote(user)}/spent", query={"reason": reason}))
-
     def add_schedule(self, name: str, cron: str, submission: Submission, misfire: str, reason: str) -> int:
         """Adds a schedule; returns how many tasks it would submit now. Raises: NotAllowed."""
         fields = submission.model_dump(mode="json", exclude_defaults=True)
@@ -301,10 +293,10 @@ class RemoteInstallation:
 
         return self._get(Report, f"/runs/{run_id}/report", {"allow_loss": allow_loss})
 
-    def transcripts(self, run_id: UUID, *, all_bytes: bool) -> TranscriptReport:
+    def transcripts(self, run_id: UUID) -> TranscriptReport:
         from app.evaluation.transcripts import TranscriptReport
 
-        return self._get(TranscriptReport, f"/runs/{run_id}/transcripts", {"all_bytes": all_bytes}, timeout_s=600)
+        return self._get(TranscriptReport, f"/runs/{run_id}/transcripts", timeout_s=600)
 
     def compare(self, first: UUID, second: UUID, *, allow: Sequence[str], power: float | None) -> Comparison:
         from app.evaluation.comparison import Comparison
@@ -325,10 +317,6 @@ class RemoteInstallation:
         summary = self._fetched(request, to, "megaflow-export")
         return ExportSummary.model_validate_json(summary).model_copy(update={"path": str(to)})
 
-    def bundle(self, run_id: UUID, to: Path) -> int:
-        """Writes the server's pages and data that need no server; returns the page count. Raises: ExportRefused."""
-        return int(self._fetched(Ask("GET", f"/runs/{run_id}/bundle", timeout_s=_LONG_S), to, "megaflow-pages"))
-
     def _fetched(self, asked: Ask, to: Path, header: str) -> str:
         """Downloads a file, or the folder of a tar, to the new place `to`; returns the value of the header `header`."""
         from app.evaluation.export import new_place
@@ -346,12 +334,6 @@ class RemoteInstallation:
                 with part.open("wb") as file:
                     shutil.copyfileobj(received, file)
         return description
-
-    def regrade(self, run_id: UUID, *, grader: str | None, **_: Any) -> RegradeSummary:
-        """Grades again as `LedgerInstallation.regrade`, with the server's libraries. Raises: NotAllowed."""
-        from app.evaluation.regrade import RegradeSummary
-
-        return self._post(RegradeSummary, f"/runs/{run_id}/regrade", {"grader": grader}, timeout_s=_LONG_S)
 
     def close(self) -> None:
         """Does nothing: no connection stays open."""

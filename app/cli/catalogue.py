@@ -60,15 +60,11 @@ COMMANDS: dict[str, CommandEntry] = {
         "Write a run for other tools: predictions, a Harbor job, tables, trajectories, samples",
         remote=True,
     ),
-    "bundle": CommandEntry(
-        "export", EVALUATE, "Write a run as a folder of pages and data that need no server", remote=True
-    ),
+    "bundle": CommandEntry("export", EVALUATE, "Write a run as a folder of pages and data that need no server"),
     "experience": CommandEntry(
         "experience", EVALUATE, "Training samples: choose the runs that feed a trainer, serve samples over HTTP"
     ),
-    "regrade": CommandEntry(
-        "regrade", EVALUATE, "Grade a run's stored test reports again, without agents", remote=True
-    ),
+    "regrade": CommandEntry("regrade", EVALUATE, "Grade a run's stored test reports again, without agents"),
     "record": CommandEntry("record", EVALUATE, "Store a run's model answers, one file per task"),
     "dataset": CommandEntry("dataset", EVALUATE, "Datasets: list, fetch, look at and check them"),
     "env": CommandEntry("env", EVALUATE, "Environments: build the images of tasks from sources"),
@@ -81,12 +77,11 @@ COMMANDS: dict[str, CommandEntry] = {
     "doctor": CommandEntry("stack", OPERATE, "Check everything that a task needs"),
     "pause": CommandEntry("control", OPERATE, "Admit no more tasks of a run", remote=True),
     "resume": CommandEntry("control", OPERATE, "Admit the tasks of a paused run again", remote=True),
-    "pauses": CommandEntry("control", OPERATE, "List paused runs"),
     "deadline": CommandEntry("control", OPERATE, "Set a deadline"),
     "budget": CommandEntry("control", OPERATE, "Give a run another budget"),
     "instances": CommandEntry("control", OPERATE, "List instances that have not ended"),
     "drain": CommandEntry("control", OPERATE, "Let instances finish their attempts"),
-    "images": CommandEntry("images", OPERATE, "Images: list, evict, read build logs"),
+    "images": CommandEntry("images", OPERATE, "Images: fill a registry for a dataset"),
     "metrics": CommandEntry("usage", OPERATE, "Print all metrics in Prometheus' text format"),
     "classes": CommandEntry("resource_classes", ADMINISTER, "Resource classes: kinds of instances"),
     "limits": CommandEntry("limits", ADMINISTER, "Limits: show their use, waiting attempts and capacity", remote=True),

@@ -19,7 +19,6 @@ from app.ledger import classes, deadlines, pauses
 from app.ledger import instances as ledger
 from app.ledger.database import Database
 from app.ledger.instances import LiveInstance
-from app.ledger.pauses import Pause
 from app.stopping import nudge
 from app.texts import lasted, short_id
 
@@ -32,7 +31,6 @@ _LOOK_S = 0.5
 def register(cli: typer.Typer) -> None:
     for command in (pause, resume, drain, instances, deadline, budget):
         cli.command()(command)
-    cli.command(name="pauses")(list_pauses)
 
 
 def pause(
@@ -45,9 +43,7 @@ def pause(
         result = flow.installation.pause(run, reason)
     text = f"run {result.run_id} paused; {result.waiting} task(s) wait; `megaflow resume {run}`"
     if not result.changed:
-        text = (
-            f"run {result.run_id} was paused already; {result.waiting} task(s) wait; `megaflow pauses` says since when"
-        )
+        text = f"run {result.run_id} was paused already; {result.waiting} task(s) wait"
     answer(result, text, json=json)
 
 
@@ -59,20 +55,6 @@ def resume(run: Run, json: Json = False) -> None:
     if result.changed:
         text = f"run {result.run_id} resumed; {result.waiting} task(s) wait for their turn"
     answer(result, text, json=json)
-
-
-_PAUSE_COLUMNS: dict[str, Callable[[Pause], str]] = {
-    "run": lambda row: str(row.run_id),
-    "since": lambda row: f"{row.since:%Y-%m-%d %H:%M:%S}",
-    "waiting": lambda row: str(row.waiting),
-    "reason": lambda row: row.reason,
-}
-
-
-def list_pauses(json: Json = False) -> None:
-    """List paused runs: since when, why, and how many tasks wait."""
-    with MegaFlow() as flow:
-        listing(pauses.all_of(flow.database), _PAUSE_COLUMNS, json=json, empty="nothing is paused")
 
 
 def deadline(

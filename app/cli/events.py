@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json as json_lines
 import os
-import select
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -48,65 +44,28 @@ def events(
     kind: Kinds = None,
 ) -> None:
     """Print events, one JSON object per line. Each has its position: pass it to `--from` to go on after it."""
-    with MegaFlow() as flow, _until_interrupted() as stop:
-        if follow:
-            threading.Thread(target=_watch_for_a_closed_pipe, args=(stop,), daemon=True).start()
+    with MegaFlow() as flow:
         stream = flow.events(
             begin or ("now" if follow else "start"),
             follow=follow,
             kinds=kind or (),
             run_id=None if run is None else flow.installation.find_run(run),
             task_id=None if task is None else flow.installation.find_task(task),
-            stop=stop,
             outage=lambda error: say(f"{error}; waiting for it"),
         )
-        _print(stream, stop, at_once=follow)
+        with suppress(KeyboardInterrupt):
+            _print(stream)
 
 
-def _print(found: Iterator[StreamedEvent], stop: threading.Event, *, at_once: bool) -> None:
-    """Prints only whole lines, however it ends. A pipe that the reader closed is no error."""
+def _print(found: Iterator[StreamedEvent]) -> None:
+    """Prints each event at once, as a whole line. A pipe that the reader closed is no error."""
     try:
         for streamed in found:
             sys.stdout.write(json_lines.dumps(streamed.body()) + "\n")
-            if at_once:
-                sys.stdout.flush()
-            if stop.is_set():
-                break
-        sys.stdout.flush()
+            sys.stdout.flush()
     except BrokenPipeError:
         # Discards the rest of the buffer: the interpreter would report the broken pipe at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextmanager
-def _until_interrupted() -> Iterator[threading.Event]:
-    """Yields an event that the first SIGINT or SIGTERM sets, so that no line is cut. The second signal interrupts."""
-    stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(number: int, _frame: FrameType | None) -> None:
-        stop.set()
-        signal.signal(number, before[signal.Signals(number)])
-
-    for number in before:
-        signal.signal(number, ask)
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _watch_for_a_closed_pipe(stop: threading.Event) -> None:
-    """Sets `stop` when the reader closes the pipe, also while there is nothing to write."""
-    try:
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)
-        while not stop.is_set():
-            if any(mask & select.POLLERR for _, mask in poll.poll(200)):
-                stop.set()
-    except (OSError, ValueError):
-        return  # no file descriptor: nothing to watch
 
 
 @webhooks.command()

@@ -11,7 +11,6 @@ from app.cli.runs import NamedRun
 from app.cli.show import Json, answer, as_json, console, say
 from app.client import MegaFlow
 from app.evaluation.export import ExportFormat
-from app.installation import LedgerInstallation
 
 
 def register(cli: typer.Typer) -> None:
@@ -54,11 +53,7 @@ def bundle(
 ) -> None:
     """Write a run as a folder of pages and data that need no server: open `index.html` in a browser."""
     with MegaFlow() as flow:
-        run_id = flow.installation.find_run(run)
-        if isinstance(flow.installation, LedgerInstallation):
-            from app.web.bundle import write_bundle
+        from app.web.bundle import write_bundle
 
-            pages = write_bundle(flow.settings, flow.database, run_id, to, say)
-        else:
-            pages = flow.installation.bundle(run_id, to)
+        pages = write_bundle(flow.settings, flow.database, flow.installation.find_run(run), to, say)
     answer({"path": to, "pages": pages}, f"{pages} pages written; open {to / 'index.html'}", json=json)

@@ -10,7 +10,6 @@ _CLASS = (
 )
 _MODELS = "[id model url upstream_model policy_version dialects api_key_env context_tokens engine state added_at]"
 _WEBHOOK = "id url kinds secret_env position created_at failures wait_s last_error delivered_at"
-_IMAGES = "[image id size_bytes own_bytes used_at containers needed_at waiting goes stays]"
 _PAUSE = "run_id changed waiting"
 
 KEYS: dict[str, str] = {
@@ -65,7 +64,6 @@ KEYS: dict[str, str] = {
     "dataset filter": "source run run_id pass_rate tasks rated chosen path argument",
     "dataset lint": "dataset tasks faults",
     "dataset validate": "runs states tasks",
-    "dataset leaks": "by task [kind place detail]",
     "env build": "environments built kept",
     "agents": _AGENTS,
     "agents list": _AGENTS,
@@ -76,17 +74,12 @@ KEYS: dict[str, str] = {
     "doctor": "[name level found fix]",
     "pause": _PAUSE,
     "resume": _PAUSE,
-    "pauses": "[run_id since reason waiting]",
     "deadline": "run_id at tasks",
     "budget": "run_id budget_usd spent_usd",
     "instances": (
         "[id mode resource_class provider handle host state slots used age_s silent_s overdue draining_why deadline_at]"
     ),
     "drain": "asked gone live",
-    "images": _IMAGES,
-    "images list": _IMAGES,
-    "images log": "log text; without a name [log]",
-    "images evict": "evicted would_evict in_use",
     "classes": f"[{_CLASS}]",
     "classes set": _CLASS,
     "classes remove": "name",
@@ -96,7 +89,6 @@ KEYS: dict[str, str] = {
     "quota": "[user own quota running pending instances spent_usd spent_since]",
     "quota set": "user_name weight running pending instances spend_usd",
     "quota clear": "user_name own",
-    "quota reset": "user_name spent_usd_before",
     "hosts": "[name joined_at seen_at instances slots running]",
     "worker invite": "token url",
     "worker join": "host ready",

@@ -1,4 +1,4 @@
-"""Commands about limits and quotas: `megaflow limits [set | clear]`, `megaflow quota [set | clear | reset]`."""
+"""Commands about limits and quotas: `megaflow limits [set | clear]`, `megaflow quota [set | clear]`."""
 
 from __future__ import annotations
 
@@ -128,15 +128,6 @@ def clear(user: Annotated[str, typer.Argument()], reason: Why = "", json: Json =
     with MegaFlow() as flow:
         flow.installation.clear_quota(user, reason)
     answer({"user_name": user, "own": False}, f"quota of {user}: that of everybody", json=json)
-
-
-@quota.command()
-def reset(user: Annotated[str, typer.Argument()], reason: Why = "", json: Json = False) -> None:
-    """Reset the dollars that a user has spent to 0, e.g. for a new month."""
-    with MegaFlow() as flow:
-        spent = flow.installation.reset_spent(user, reason)
-    fields = {"user_name": user, "spent_usd_before": spent}
-    answer(fields, f"account of {user}: was ${spent:,.2f}, is $0.00", json=json)
 
 
 def _summary(changed: dict[str, Any]) -> str:

@@ -32,15 +32,12 @@ def regrade(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Grade a run's stored test reports again, without agents. Earlier verdicts stay.
-
-    `--anew` works only on the installation's machine.
-    """
+    """Grade a run's stored test reports again, without agents. Earlier verdicts stay."""
     from app.cli.orderly import ending_in_order
 
     with MegaFlow() as flow, ending_in_order():
         place = _place(flow) if anew else None
-        summary = flow.installation.regrade(flow.installation.find_run(run), grader=grader_version, place=place)
+        summary = flow.ledger.regrade(flow.installation.find_run(run), grader=grader_version, place=place)
     if json:
         as_json(summary)
     else:
@@ -48,7 +45,7 @@ def regrade(
 
 
 def _place(flow: MegaFlow) -> VerifierPlace:
-    """Returns a function that makes environments on this host. Raises: NotRemote."""
+    """Returns a function that makes environments on this host."""
     from app.artifacts.bundles import fetch_bundle
     from app.cli.shell import EnvironmentRequest, standing
 

@@ -42,9 +42,6 @@ def report(
     allow_loss: Annotated[
         bool, typer.Option("--allow-loss", help="Show the rate even if infrastructure lost more than 2 %.")
     ] = False,
-    transcripts: Annotated[
-        bool, typer.Option("--transcripts", help="Check all transcripts, also before the run ends, and show examples.")
-    ] = False,
     json: Json = False,
 ) -> None:
     """Print a run's pass rate with its interval, the tasks not scored, cost, and what the numbers depend on."""
@@ -58,7 +55,7 @@ def report(
     with MegaFlow() as flow:
         run_id = flow.installation.find_run(run)
         run_report = flow.installation.report(run_id, allow_loss=allow_loss)
-        findings = _transcripts_of(flow, run_report, all_bytes=transcripts)
+        findings = _transcripts_of(flow, run_report)
         results = flow.installation.results(flow.installation.task_ids(run_id)) if plot is not None else ()
     if html is not None:
         _write_page(html, run_report, findings)
@@ -68,18 +65,16 @@ def report(
     if json:
         as_json({**run_report.model_dump(mode="json"), **({"transcripts": findings} if findings else {})})
     elif html is None and plot is None:
-        _print_report(run_report, findings, examples=transcripts)
+        _print_report(run_report, findings)
 
 
-def _transcripts_of(flow: MegaFlow, made: Report, *, all_bytes: bool) -> TranscriptReport | None:
+def _transcripts_of(flow: MegaFlow, made: Report) -> TranscriptReport | None:
     """Returns the rules' findings. None: the run goes on, no agent called a model, or the storage is unavailable."""
-    if not all_bytes and (made.headline.unfinished or not made.headline.total):
+    if made.headline.unfinished or not made.headline.total:
         return None
     try:
-        return flow.installation.transcripts(UUID(made.run_id), all_bytes=all_bytes)
+        return flow.installation.transcripts(UUID(made.run_id))
     except (ArtifactStoreUnavailable, DiskFull) as error:
-        if all_bytes:
-            raise
         say(f"note: transcripts were not checked: {error}")
         return None
 
@@ -131,7 +126,7 @@ def diagnose(run: NamedRun, json: Json = False) -> None:
         _print_group(group)
 
 
-def _print_report(made: Report, found: TranscriptReport | None = None, *, examples: bool = False) -> None:
+def _print_report(made: Report, found: TranscriptReport | None) -> None:
     agents, several = made.by["agent"], len(made.by["agent"]) > 1
     if not agents:
         console.print(f"{made.run}: no agent that asks a model, so no pass rate", style="bold", soft_wrap=True)
@@ -145,7 +140,7 @@ def _print_report(made: Report, found: TranscriptReport | None = None, *, exampl
         if met := _limits_met(part):
             console.print(f"limits met: {met}", soft_wrap=True)
     if found is not None:
-        _print_transcripts(found, examples=examples)
+        _print_transcripts(found)
     if whole := [*(agents if several or not agents else [made.headline]), *made.baselines]:
         _print_slices("", whole)
     for name, parts in made.by.items():
@@ -209,19 +204,15 @@ def _print_replicas(part: Slice, *, of: str) -> None:
     console.print(table)
 
 
-def _print_transcripts(found: TranscriptReport, *, examples: bool) -> None:
+def _print_transcripts(found: TranscriptReport) -> None:
     without = f", {found.without} tasks have none" if found.without else ""
-    without += f", {found.passed_over} not read (--transcripts reads all)" if found.passed_over else ""
+    without += f", {found.passed_over} not read: too large in all" if found.passed_over else ""
     nothing = ": no rule found anything" if found.checked and not found.tasks else ""
     console.print(f"{found.checked or 'no'} transcripts checked{without}{nothing}", soft_wrap=True)
     for rule, count in found.rules.items():
         if count:
             names = [f"{one.name}#{one.replica}" if one.replica else one.name for one in found.named(rule)]
             console.print(f"  {rule}: {count} tasks: {_some(names)}", soft_wrap=True)
-    for one in found.tasks[:_SHOWN] if examples else ():
-        first = one.findings[0]
-        where = f"task {one.task_id[-12:]} step {first.step}"
-        console.print(f"  {where}: {first.rule}: {' '.join(first.excerpt.split())[:100]}", soft_wrap=True)
 
 
 def _rate(rate: Rate | None) -> str:

@@ -27,7 +27,6 @@ def register(cli: typer.Typer) -> None:
 
 def simulate(
     tasks: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 1000,
-    users: Annotated[str, typer.Option(help="Tasks by user, instead of --tasks: `alice:100,bob:900`.")] = "",
     mode: Annotated[Mode | None, typer.Option(help="ephemeral (default) or persistent.")] = None,
     capacity: Annotated[
         int | None, typer.Option(min=1, help="Attempts at once (200); for a trace: with --mode.")
@@ -62,8 +61,7 @@ def simulate(
         simulate_trace.replay(trace, simulate_trace.Variant(policy, mode, capacity, slots), json=json)
         return
     behaviour = Simulation.of(run_s=run_s, boot_s=boot_s, seed=seed, **_chances(fault or []))
-    whose = _tasks_of(users) or {"default": tasks}
-    plan = SimulationPlan(whose, mode or Mode.EPHEMERAL, capacity or 200, slots, behaviour, timeout)
+    plan = SimulationPlan(tasks, mode or Mode.EPHEMERAL, capacity or 200, slots, behaviour, timeout)
     outcome = carry_out(plan)
     if json:
         as_json(outcome)
@@ -83,7 +81,7 @@ def _chances(given: list[str]) -> dict[str, str]:
 class SimulationPlan:
     """Parameters of a simulation."""
 
-    tasks: dict[str, int]  # by user
+    tasks: int
     mode: Mode
     capacity: int  # attempts at once
     slots: int  # attempts at once on one persistent instance
@@ -120,11 +118,8 @@ def carry_out(plan: SimulationPlan) -> dict[str, Any]:
         MegaFlow(stack.settings) as flow,
     ):
         before = stack.usage()
-        runs = [
-            flow.enqueue_many(_synthetic(count, plan), agent="nop", mode=plan.mode, user_name=user, name="simulation")
-            for user, count in plan.tasks.items()
-        ]
-        wait(flow, runs, timeout=plan.timeout_s)
+        run = flow.enqueue_many(_synthetic(plan), agent="nop", mode=plan.mode, name="simulation")
+        wait(flow, [run], timeout=plan.timeout_s)
         outcome = report.report(flow.database, plan.capacity)
         used = {
             name: {"cpu_s": round(now.cpu_s - before[name].cpu_s, 2), "memory_bytes": now.memory_bytes}
@@ -133,7 +128,7 @@ def carry_out(plan: SimulationPlan) -> dict[str, Any]:
         return {**asdict(outcome), "capacity": plan.capacity, "simulation": stack.provider().counts(), "usage": used}
 
 
-def _synthetic(count: int, plan: SimulationPlan) -> list[AgentTask]:
+def _synthetic(plan: SimulationPlan) -> list[AgentTask]:
     """Returns tasks for simulated instances only: their image and tests do not exist, so no worker could run them."""
     longest_s = max(1800.0, 50 * plan.behaviour.run_s.mean_s)
     shared: dict[str, Any] = {
@@ -143,28 +138,14 @@ def _synthetic(count: int, plan: SimulationPlan) -> list[AgentTask]:
         "goal": ScriptGoal(tests=Bundle(sha256="0" * 64, size_bytes=0)),
         "limits": Limits(agent_timeout_s=longest_s),
     }
-    return [AgentTask(name=f"simulated-{number:06}", **shared) for number in range(count)]
-
-
-def _tasks_of(users: str) -> dict[str, int]:
-    """Reads `alice:100,bob:900` as numbers by user. Raises: LimitInvalid."""
-    counts: dict[str, int] = {}
-    for part in filter(None, (part.strip() for part in users.split(","))):
-        name, _, count = part.partition(":")
-        if not name or not count.isdecimal() or int(count) < 1 or name in counts:
-            raise LimitInvalid(
-                f"expected every user once with a number of tasks >= 1, found {part!r}; try alice:100,bob:900"
-            )
-        counts[name] = int(count)
-    return counts
+    return [AgentTask(name=f"simulated-{number:06}", **shared) for number in range(plan.tasks)]
 
 
 def _show(plan: SimulationPlan, found: dict[str, Any]) -> None:
-    table = Table("", "tasks", "graded", "not scored", "retries", "makespan s", "wait p50 s", "wait p99 s")
-    for name, figures in (("all", found["total"]), *(found["users"].items() if len(found["users"]) > 1 else ())):
-        numbers = (figures[key] for key in ("tasks", "graded", "not_scored", "retries"))
-        spans = (figures[key] for key in ("makespan_s", "wait_p50_s", "wait_p99_s"))
-        table.add_row(name, *map(str, numbers), *("-" if span is None else f"{span:.2f}" for span in spans))
+    table = Table("tasks", "graded", "not scored", "retries", "makespan s", "wait p50 s", "wait p99 s")
+    numbers = (found["total"][key] for key in ("tasks", "graded", "not_scored", "retries"))
+    spans = (found["total"][key] for key in ("makespan_s", "wait_p50_s", "wait_p99_s"))
+    table.add_row(*map(str, numbers), *("-" if span is None else f"{span:.2f}" for span in spans))
     console.print(table)
     used = f"{found['utilisation']:.0%} of {plan.capacity} slots used, at most {found['peak']} at once"
     console.print(f"{found['throughput']:.1f} tasks/s; {used}")

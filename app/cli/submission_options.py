@@ -29,6 +29,7 @@ from app.models.spec import (
     Network,
     Reuse,
     Sampling,
+    Wire,
 )
 
 _DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
@@ -79,8 +80,11 @@ class SubmissionOptions:
         int | None, typer.Option(min=0, max=2**63 - 1, help="Sampling seed, where the model's API has one.")
     ] = None
     replicas: Annotated[int, typer.Option("--replicas", "-k", min=1, help="Tasks per dataset entry.")] = 1
-    max_replicas: Annotated[
-        int | None, typer.Option(min=2, help="Training runs: total replicas of a group whose first rewards differ.")
+    most_replicas: Annotated[
+        int | None,
+        typer.Option(
+            "--max-replicas", min=2, help="Training runs: total replicas of a group whose first rewards differ."
+        ),
     ] = None
     quorum: Annotated[
         int | None,
@@ -93,21 +97,24 @@ class SubmissionOptions:
             help="Training runs: duplicate a replica that is slower than this percentile, e.g. `p95`.",
         ),
     ] = None
-    concurrency: Annotated[
+    max_running: Annotated[
         int | None, typer.Option("--concurrency", "-n", min=1, help="Maximum attempts of this run at once.")
     ] = None
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")] = None
-    task: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Only entries whose name matches; may be repeated.")
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--task", metavar="GLOB", help="Only entries whose name matches; may be repeated."),
     ] = None
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Leave out entries whose name matches; may be repeated.")
     ] = None
-    language: Annotated[
-        list[str] | None, typer.Option(help="Only entries in this language, as the dataset names it; may be repeated.")
+    languages: Annotated[
+        list[str] | None,
+        typer.Option("--language", help="Only entries in this language, as the dataset names it; may be repeated."),
     ] = None
-    repo: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Only entries whose repository matches; may be repeated.")
+    repositories: Annotated[
+        list[str] | None,
+        typer.Option("--repo", metavar="GLOB", help="Only entries whose repository matches; may be repeated."),
     ] = None
     since: Annotated[
         datetime | None, typer.Option(formats=_DATES, help="Only entries created at this time (UTC) or later.")
@@ -152,15 +159,18 @@ class SubmissionOptions:
         ),
     ] = None
     max_steps: Annotated[int | None, typer.Option(min=1, help="Maximum model turns of a task.")] = None
-    agent_timeout: Annotated[
+    agent_timeout_s: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Seconds that the agent has for a task, without its waiting for limits."),
+        typer.Option(
+            "--agent-timeout", min=0.001, help="Seconds that the agent has for a task, without its waiting for limits."
+        ),
     ] = None
-    command_timeout: Annotated[
-        float | None, typer.Option(min=0.001, help="Maximum seconds of one command of the agent.")
+    command_timeout_s: Annotated[
+        float | None, typer.Option("--command-timeout", min=0.001, help="Maximum seconds of one command of the agent.")
     ] = None
-    turn_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Maximum tokens of one answer; an agent may ask for fewer.")
+    max_turn_tokens: Annotated[
+        int | None,
+        typer.Option("--turn-tokens", min=1, help="Maximum tokens of one answer; an agent may ask for fewer."),
     ] = None
     context_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of prompt and answer together.")] = (
         None
@@ -181,46 +191,33 @@ class SubmissionOptions:
     purpose: Annotated[
         Purpose, typer.Option(help="`training`: attempts become samples; `synthesis`: good trajectories are stored.")
     ] = Purpose.EVALUATION
-    user: Annotated[str, typer.Option(help="User who owns the run.")] = "default"
+    user_name: Annotated[str, typer.Option("--user", help="User who owns the run.")] = "default"
     priority: Annotated[
         int, typer.Option(min=-MOST_PRIORITY, max=MOST_PRIORITY, help="Higher priorities run first.")
     ] = 0
     resource_class: Annotated[str, typer.Option("--class", help="Resource class; `megaflow classes`.")] = "standard"
-    deadline: Annotated[
+    deadline_s: Annotated[
         float | None,
         typer.Option(
-            min=0.001, max=MOST_WAIT_S, help="Seconds from the submission on; tasks that have not ended then expire."
+            "--deadline",
+            min=0.001,
+            max=MOST_WAIT_S,
+            help="Seconds from the submission on; tasks that have not ended then expire.",
         ),
     ] = None
-    budget: Annotated[
+    budget_usd: Annotated[
         float | None,
-        typer.Option(min=0.000001, help="US dollars for model calls; the run pauses when they are spent."),
+        typer.Option("--budget", min=0.000001, help="US dollars for model calls; the run pauses when they are spent."),
     ] = None
 
     def submission(self, datasets: Sequence[str], *, name: str, delay_s: float = 0.0) -> Submission:
         """Returns the submission that the options describe. Raises: SpecInvalid."""
         return Submission(
             dataset=joined(datasets),
-            agent=self.agent,
-            mode=self.mode,
-            model=self._model(),
-            replicas=self.replicas,
-            most_replicas=self.max_replicas,
-            quorum=self.quorum,
-            hedge_after=self.hedge_after,
-            selection=self._selection(),
-            environment=self.environment,
-            user_name=self.user,
-            purpose=self.purpose,
-            priority=self.priority,
             name=name,
-            resource_class=self.resource_class,
-            deadline_s=self.deadline,
             delay_s=delay_s,
-            budget_usd=self.budget,
-            max_running=self.concurrency,
-            include_quarantined=self.include_quarantined,
-            record_diffs=self.record_diffs,
+            model=self._model(),
+            selection=self._selection(),
             agent_args=arguments_of(self.agent_arg),
             rewards=rewards_of(self.reward),
             overrides=EnvironmentOverrides(
@@ -231,31 +228,17 @@ class SubmissionOptions:
                 disk_bytes=None if self.disk is None else self.disk << 20,
                 kill_at=None if self.kill_at is None else factor_of(self.kill_at),
             ),
-            limits=LimitOverrides(
-                max_steps=self.max_steps,
-                agent_timeout_s=self.agent_timeout,
-                command_timeout_s=self.command_timeout,
-                max_turn_tokens=self.turn_tokens,
-                context_tokens=self.context_tokens,
-                budget_usd=self.task_budget,
-                max_attempts=self.max_attempts,
-            ),
+            limits=LimitOverrides(budget_usd=self.task_budget, **self._named_as_in(LimitOverrides, "budget_usd")),
+            **self._named_as_in(Submission, "model"),
         )
 
+    def _named_as_in(self, model: type[Wire], *others: str) -> dict[str, Any]:
+        """Returns the options that the model's fields are named after, but for `others`."""
+        return {name: getattr(self, name) for name in model.model_fields if name not in others and hasattr(self, name)}
+
     def _selection(self) -> Selection:
-        values: dict[str, Any] = {
-            "only": tuple(self.task or ()),
-            "exclude": tuple(self.exclude or ()),
-            "languages": tuple(self.language or ()),
-            "repositories": tuple(self.repo or ()),
-            "since": self.since,
-            "until": self.until,
-            "pass_rate": self.pass_rate,
-            "pass_rate_from": self.pass_rate_from,
-            "sample": self.sample,
-            "sample_seed": self.sample_seed,
-            "limit": self.limit,
-        }
+        named = self._named_as_in(Selection)
+        values: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
         try:
             return Selection(**values)
         except ValidationError as error:
@@ -350,30 +333,26 @@ def _default(field: Field[Any]) -> Any:
 
 def arguments_of(given: Sequence[str] | None) -> dict[str, str]:
     """Returns the agent's arguments by key. Raises: SpecInvalid: no key, no `=`, or a repeated key."""
-    arguments: dict[str, str] = {}
-    for one in given or ():
-        key, equals, value = one.partition("=")
-        if not key or not equals:
-            raise OptionInvalid(f"--agent-arg: expected KEY=VALUE, found {one[:80]!r}; nothing was submitted")
-        if key in arguments:
-            raise OptionInvalid(f"--agent-arg: expected each key once, found {key!r} twice; nothing was submitted")
-        arguments[key] = value
-    return arguments
+    return _pairs("--agent-arg: expected KEY=VALUE", given)
 
 
 def rewards_of(given: Sequence[str] | None) -> dict[str, float]:
     """Returns the rewards by end reason. Raises: SpecInvalid: not a number, or a repeated end."""
-    rewards: dict[str, float] = {}
+    form = "--reward: expected END=NUMBER"
+    try:
+        return {end: float(value) for end, value in _pairs(form, given).items()}
+    except ValueError:
+        raise OptionInvalid(f"{form}, found {str(given)[:80]}; nothing was submitted") from None
+
+
+def _pairs(form: str, given: Sequence[str] | None) -> dict[str, str]:
+    pairs: dict[str, str] = {}
     for one in given or ():
-        end, equals, value = one.partition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            number = float("nan")
-        if not equals or end in rewards or number != number:
-            raise OptionInvalid(f"--reward: expected END=NUMBER, each once; found {one[:80]!r}; nothing was submitted")
-        rewards[end] = number
-    return rewards
+        key, equals, value = one.partition("=")
+        if not key or not equals or key in pairs:
+            raise OptionInvalid(f"{form}, each key once; found {one[:80]!r}; nothing was submitted")
+        pairs[key] = value
+    return pairs
 
 
 def factor_of(given: str) -> float:

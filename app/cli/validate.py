@@ -1,11 +1,10 @@
-"""Implements `megaflow dataset validate` and `leaks`: finds tasks that cannot count, and images with the answer."""
+"""Implements `megaflow dataset validate`: finds tasks that cannot count, and images with the answer."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
@@ -39,17 +38,16 @@ _FOR_SCAN = {"agent": "nop", "agent_args": {}, "replicas": 1}
 """Changes to the submission for the leak scan: the simplest agent's tasks, once."""
 
 Named = Annotated[str, typer.Argument(metavar="DATASET", help="NAME[@REVISION], NAME=PATH, a path, or `demo`.")]
-_CHOOSING = ("limit", "task", "exclude", "language", "repo", "sample", "sample_seed")
+_CHOOSING = ("limit", "only", "exclude", "languages", "repositories", "sample", "sample_seed")
 """Options that select entries."""
 
 
 def add_to(dataset: typer.Typer) -> None:
     """Adds this file's commands to `megaflow dataset`."""
-    for command in (validate, leaks):
-        dataset.command(context_settings={"allow_extra_args": True})(command)  # `_one` refuses them with a reason
+    dataset.command(context_settings={"allow_extra_args": True})(validate)  # `_one` refuses them with a reason
 
 
-@takes(*_CHOOSING, "environment", "mode", "concurrency", "user", agent="oracle")
+@takes(*_CHOOSING, "environment", "mode", "max_running", "user_name", agent="oracle")
 def validate(
     context: typer.Context,
     name: Named,
@@ -155,34 +153,6 @@ def _label(result: TaskResult, attack: str) -> str:
     return f"{result.agent} {attack}".strip() if result.agent == CHEAT else result.agent
 
 
-@takes(*_CHOOSING, agent="nop")
-def leaks(
-    context: typer.Context,
-    name: Named,
-    *,
-    options: SubmissionOptions,
-    json: Json = False,
-) -> None:
-    """Search each task's image for its answer, on this host: files, packages, git. Needs no running stack."""
-    from app.settings import load
-    from app.stack.home import prepare
-
-    settings = load()
-    prepare(settings)
-    submission = options.submission(_one(name, *context.args), name="")
-    findings_by_task = {}
-    with MegaFlow(settings) as flow, _scanning(flow) as scanned:
-        for one in (spec.task for spec in specs_of(submission, settings)):
-            say(f"{one.name}: looking")
-            findings_by_task[one.name] = scanned(one)
-    if json:
-        as_json({name: [asdict(one) for one in findings] for name, findings in findings_by_task.items()})
-    else:
-        _print_leaks(findings_by_task)
-    if any(one.kind == "gold" for findings in findings_by_task.values() for one in findings):
-        raise typer.Exit(_NOT_VALID)
-
-
 @contextmanager
 def _scanning(flow: MegaFlow) -> Iterator[Callable[[AgentTask], list[LeakFinding]]]:
     """Yields a function that scans a task's image in a new environment on this host. Raises: as `standing`."""
@@ -224,16 +194,6 @@ def _with_leaks(flow: MegaFlow, found: Sequence[Validation], asked: Submission) 
             gold = any(finding.kind == "gold" for finding in findings)
             scanned_tasks.append(leaking(one, [str(finding) for finding in findings], gold=gold))
     return scanned_tasks
-
-
-def _print_leaks(found: dict[str, list[LeakFinding]]) -> None:
-    table = Table("task", "kind", "place", "what", keys=3)
-    for name, findings in found.items():
-        for one in findings:
-            table.add_row(name, one.kind.value, one.place, one.detail)
-    if any(found.values()):
-        console.print(table)
-    say(f"{len(found)} tasks, {sum(bool(findings) for findings in found.values())} with findings")
 
 
 def _print_validations(found: Sequence[Validation], runs: Sequence[Run], *, json: bool) -> None:

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
         closing(Database(settings.database())) as database,
         closing(LedgerInstallation(settings, database)) as installation,
     ):
-        installation.transcripts(run_id, all_bytes=False)
+        installation.transcripts(run_id)
 
 
 if __name__ == "__main__":

@@ -57,12 +57,10 @@ class _RunChecks(Wire):
     found: TranscriptReport
 
 
-def checked_once(
-    database: Database, store: ArtifactStore, run_id: UUID, rows: Sequence[ReportRow], *, all_bytes: bool
-) -> TranscriptReport:
+def checked_once(database: Database, store: ArtifactStore, run_id: UUID, rows: Sequence[ReportRow]) -> TranscriptReport:
     """Returns the findings stored with the run's artifacts. Checks and stores them if none are of these attempts.
 
-    all_bytes: read all transcripts; else the first 512 MiB. Raises: ArtifactStoreUnavailable, DiskFull.
+    Raises: ArtifactStoreUnavailable, DiskFull.
     """
     attempts = sorted(
         f"{row.task_id} {row.attempts} {row.end_reason} {row.verdict.get('regraded_at')}"
@@ -75,17 +73,15 @@ def checked_once(
         stored = _RunChecks.model_validate_json(store.get(key))
     except (ArtifactMissing, ValueError):
         stored = None
-    if stored is not None and stored.of == of and not (all_bytes and stored.found.passed_over):
+    if stored is not None and stored.of == of:
         return stored.found
-    report = check_run(database, store, run_id, most_bytes=None if all_bytes else _MOST_RUN_BYTES)
+    report = check_run(database, store, run_id)
     store.put(key, _RunChecks(of=of, found=report).model_dump_json().encode())
     return report
 
 
-def check_run(
-    database: Database, store: ArtifactStore, run_id: UUID, *, most_bytes: int | None = None
-) -> TranscriptReport:
-    """Checks the last attempt of each task by an agent with a model. most_bytes: of transcripts; None: all.
+def check_run(database: Database, store: ArtifactStore, run_id: UUID) -> TranscriptReport:
+    """Checks the last attempt of each task by an agent with a model, up to 512 MiB of transcripts in all.
 
     Raises: ArtifactStoreUnavailable.
     """
@@ -96,7 +92,7 @@ def check_run(
         for row, result in zip(with_model, results.results(database, [r.task_id for r in with_model]), strict=True):
             artifact = next((one for one in result.artifacts if one.kind is ArtifactKind.TRAJECTORY), None)
             read_bytes += (artifact.size_bytes or 0) if artifact else 0
-            if most_bytes is not None and read_bytes > most_bytes:
+            if read_bytes > _MOST_RUN_BYTES:
                 passed_over += 1
                 continue
             trajectory = _trajectory(store, artifact)

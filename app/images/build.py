@@ -58,7 +58,7 @@ class Builder:
     def _tail(self) -> str:
         file = self.log.file
         tail = file.read_text(errors="replace")[-_LOG_TAIL:]
-        return f"The log's end ({file}; `megaflow images log {file.stem}` on that host shows all of it):\n{tail}"
+        return f"The log's end (all of it is in {file} on that host):\n{tail}"
 
     def _follow(self, doing: str, params: dict[str, Any], context: IO[bytes], deadline: float) -> str | None:
         """Returns what went wrong, or None. Cuts the connection at the deadline. Raises: ImageBuildFailed, DiskFull."""

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from app.errors import UnknownName
 from app.settings import Settings
 
 HEAD_BYTES = 512 << 10
@@ -22,7 +21,6 @@ _MARK = "[megaflow] "
 """Prefix of MegaFlow's own lines."""
 _STAMP = "%Y%m%d-%H%M%S-%f"
 _REASON_LENGTH = 2000
-_SHORTEST_NAME = 4
 
 
 class BuildLog:
@@ -96,14 +94,6 @@ class BuildLogs:
     def files(self) -> list[Path]:
         """Returns the log files, newest first."""
         return sorted(self._folder.glob("*.log"), key=_begun_at, reverse=True)
-
-    def of(self, name: str) -> Path:
-        """Finds the newest log of an image, by its tag or the tag's beginning, or a log's name. Raises: UnknownName."""
-        files, short_name = self.files(), _short(name)
-        for file in files:
-            if file.stem == short_name or (len(short_name) >= _SHORTEST_NAME and file.stem.startswith(short_name)):
-                return file
-        raise UnknownName.of("build log", name, sorted({file.stem.partition(".")[0] for file in files})[:30])
 
     def _tidy(self) -> None:
         oldest = datetime.fromtimestamp(time.time() - KEEP_S, UTC)

@@ -86,7 +86,7 @@ class Registries:
                 message = str(step["error"])
                 if no_space(message):
                     raise DiskFull(
-                        f"{doing}: the disk is full ({message.strip()}); free some with `megaflow images evict`."
+                        f"{doing}: the disk is full ({message.strip()}); free some, or lower MEGAFLOW_IMAGE_DISK_HIGH."
                     )
                 raise RegistryRefusal(doing, message)
             if time.monotonic() > deadline:

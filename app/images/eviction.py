@@ -72,15 +72,6 @@ def choose_victims(
     return [image.id for image in chosen if image.id not in spared]
 
 
-def freed_bytes(images: Sequence[HeldImage], gone: Collection[str]) -> int:
-    """Returns the bytes that removing these images frees."""
-    tally = _FreedSpace(images)
-    for image in images:
-        if image.id in gone:
-            tally.drop(image)
-    return tally.freed
-
-
 def total_bytes(images: Iterable[HeldImage]) -> int:
     """Returns the bytes of these images together; a shared layer counts once."""
     return sum({layer.id: layer.size_bytes for image in images for layer in image.layers}.values())

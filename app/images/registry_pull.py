@@ -101,7 +101,7 @@ class _Pull:
 
     def _refuse(self, said: str) -> None:
         if no_space(said):
-            raise DiskFull(f"{self.doing}: the disk is full ({said}); free some with `megaflow images evict`.")
+            raise DiskFull(f"{self.doing}: the disk is full ({said}); free some, or lower MEGAFLOW_IMAGE_DISK_HIGH.")
         refused = RegistryRefusal(self.doing, said)
         if refused.refusal is RefusalKind.PLATFORM:
             raise self._foreign(said)

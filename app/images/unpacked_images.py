@@ -191,10 +191,7 @@ class OciImages:
 
 
 def _too_full(spec: EnvironmentSpec, error: DiskFull, why: str) -> DiskFull:
-    return DiskFull(
-        f"expected room for image {spec.label}, found a full disk ({error}), and {why}: `megaflow images list --all` "
-        "says who keeps them."
-    )
+    return DiskFull(f"expected room for image {spec.label}, found a full disk ({error}), and {why}")
 
 
 def _name_of(spec: EnvironmentSpec) -> str:

@@ -167,27 +167,6 @@ def remove(database: Database, user_name: str) -> None:
         events.wake_dispatcher(connection)
 
 
-def reset_spent(database: Database, user_name: str) -> float:
-    """Resets a user's account to 0, e.g. for a new month; returns the amount before.
-
-    Raises: LimitInvalid: nothing was ever charged to that user.
-    """
-    with database.begin() as connection:
-        spent = sql(
-            connection, "SELECT spent_usd FROM accounts WHERE user_name = :user FOR UPDATE", {"user": user_name}
-        ).scalar()
-        if spent is None:
-            raise LimitInvalid(f"user {user_name!r} has no account: nothing was charged to them")
-        sql(
-            connection,
-            "UPDATE accounts SET spent_usd = 0, since = clock_timestamp() WHERE user_name = :user",
-            {"user": user_name},
-        )
-        events.append(connection, Fact("account.reset", data={"user": user_name, "spent_usd": spent}))
-        events.wake_dispatcher(connection)
-        return float(spent)
-
-
 @dataclass(frozen=True, slots=True)
 class QuotaUsage:
     """A user's quota and current use. `own`: the quota is the user's own row and not `*`."""

@@ -88,10 +88,8 @@ class _Crawl:
         return f"{path.strip('/')}{mark}.html"
 
 
-def write_bundle(
-    settings: Settings, database: Database, run_id: UUID, to: Path, report: Report, access: Reader | None = None
-) -> int:
-    """Writes the run's pages and data into the new folder `to`. Returns the number of pages. access None: reads all.
+def write_bundle(settings: Settings, database: Database, run_id: UUID, to: Path, report: Report) -> int:
+    """Writes the run's pages and data into the new folder `to`. Returns the number of pages.
 
     Raises: UnknownName; ExportRefused: `to` exists, or there are too many pages; ArtifactStoreUnavailable.
     """
@@ -107,7 +105,7 @@ def write_bundle(
             {str(attempt.id) for one in tasks for attempt in one.attempts},
         )
         start = crawl.file_of(f"/runs/{run_id}")
-        asyncio.run(_fetch(application(settings, database, access=access or Reader(database)), crawl, report))
+        asyncio.run(_fetch(application(settings, database, access=Reader(database)), crawl, report))
         (part / "index.html").write_text(
             f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={start}">'
             f'<title>run</title><a href="{start}">The run</a>\n'

@@ -229,6 +229,6 @@ def test_the_next_try_has_a_log_of_its_own_and_the_failure_names_it(
         told.append(str(caught.value))
     newer, older = BuildLogs(settings).files()
     for message, log in zip(told, (older, newer), strict=True):
-        assert f"{log}; `megaflow images log {log.stem}`" in message
+        assert f"in {log} on that host" in message
         assert "the reason" in log.read_text()
         assert "non-zero code: 9" in log.read_text().splitlines()[-1]

@@ -127,17 +127,13 @@ def test_two_enqueues_of_one_user_cannot_take_the_same_room(database: Database) 
             second.result(5)
 
 
-def test_what_attempts_cost_adds_up_and_an_account_can_begin_again(database: Database) -> None:
+def test_what_attempts_cost_adds_up(database: Database) -> None:
     first, second = claimed(database), claimed(database)
     for claim, cost in ((first, 0.25), (first, 0.5), (second, 0.125), (second, 0.0)):  # of the attempt, so far
         attempts.record_phase(database, claim, Phase.AGENT_STARTED, cost_usd=cost)
     user = one(database, "SELECT DISTINCT user_name FROM tasks").user_name
     assert _book(database).spent(user) == 0.625
     assert _book(database).spent("bob") == 0.0
-    assert quotas.reset_spent(database, user) == 0.625
-    assert _book(database).spent(user) == 0.0
-    with pytest.raises(LimitInvalid):
-        quotas.reset_spent(database, "bob")
 
 
 def test_use_is_counted_from_live_rows(database: Database) -> None:
@@ -554,7 +550,6 @@ _REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("quota", "set", "alice", "--spend", "much"), "expected a number, found 'much'"),
     (("quota", "set", "alice"), "expected something to set"),
     (("quota", "clear", "alice"), "no quota of their own"),
-    (("quota", "reset", "alice"), "no account"),
 ]
 
 
@@ -582,9 +577,8 @@ def test_quotas_are_shown_with_their_use_and_changed_live(megaflow: CommandLine,
     assert (shown["alice"]["pending"], shown["alice"]["own"]) == (1, True)
     insert(database, "accounts", user_name="alice", spent_usd=1.25)
     assert "$1.25 of $2.50" in megaflow("quota")
-    megaflow("quota", "reset", "alice", "--reason", "a new month")
     megaflow("quota", "clear", "alice")
     trail = [(one.action, one.reason) for one in users.actions(database, subjects=["alice"])]
-    assert trail == [("quota.cleared", ""), ("quota.reset", "a new month"), ("quota.set", ""), ("quota.set", "")]
+    assert trail == [("quota.cleared", ""), ("quota.set", ""), ("quota.set", "")]
     shown = {use["user"]: use for use in megaflow.json("quota")}
-    assert (shown["alice"]["own"], shown["alice"]["quota"]["running"], shown["alice"]["spent_usd"]) == (False, 10, 0.0)
+    assert (shown["alice"]["own"], shown["alice"]["quota"]["running"], shown["alice"]["spent_usd"]) == (False, 10, 1.25)

@@ -10,24 +10,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
 from app.environments.runtimes.oci import OciProvider
 from app.errors import DiskFull
 from app.host import kernel
 from app.host.slots import HostSemaphore
-from app.images import overview
 from app.images.cache import ImageCache
 from app.images.layer_store import ImageStore
 from app.images.metadata import ImageChanges, ImageMetadata
-from app.images.overview import ImageDemand
 from app.images.prefetch import Prefetcher
 from app.images.references import built_for_all, key_of
 from app.images.unpacked_images import OciImages
 from app.models.spec import Build, Bundle, Compose, EnvironmentSpec
 from app.settings import Settings
 from megaflow.contract.environments.fixture import sweep_all, tar_of
-from tests.integration.command import CommandLine
 from tests.integration.docker_fixture import tags_of
 from tests.integration.test_images import age
 from tests.integration.test_oci_images import packed, push_image
@@ -164,23 +160,6 @@ def test_a_kept_set_up_that_nobody_needs_goes_before_any_image(
     environment = provider.create(spec, tags_of(settings.installation), timeout_s=60)
     assert environment.run("cat /made", timeout_s=10).stdout == b"made\n"
     environment.destroy()
-
-
-def test_a_person_sees_and_evicts_them_as_on_an_engine(
-    settings: Settings, push: Push, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    specs = [push(f"i{n}", 10 * KILO) for n in range(2)]
-    pull(settings, *specs)
-    age(settings)
-    lost = settings.model_copy(update={"database_url": SecretStr(f"postgresql:///x?host={tmp_path}")})
-    run = CommandLine(lost, monkeypatch)
-    assert {line["image"] for line in run.json("images", "list")} == {spec.image for spec in specs}
-    assert "their disk" in run("images", "list")
-    assert run.json("images", "evict", specs[0].image)["evicted"] == [specs[0].image]
-    assert [line["image"] for line in run.json("images", "list")] == [specs[1].image]
-    view = ImageCache(settings).look()
-    [line] = overview.lines(view, {key_of(specs[1]): ImageDemand(7, 3)})
-    assert (line.needed_at, line.waiting, line.goes, line.own_bytes) == (7, 3, 1, 10 * KILO)
 
 
 def test_the_next_images_are_pulled_and_what_takes_an_engine_is_passed_over(settings: Settings, push: Push) -> None:

@@ -42,8 +42,6 @@ from app.settings import Settings
 from tests.building import a_task, accepted
 from tests.integration.command import CommandLine
 from tests.integration.remote_fixture import NOWHERE, LosesAnswers, Site, site
-from tests.integration.rows import write
-from tests.integration.test_regrade import WRONG, report
 from tests.integration.test_reports import NIGHT, Reports, reports
 from tests.waiting import eventually, in_background
 
@@ -227,7 +225,7 @@ COMMANDS = (
     "show night", "pause night --reason x --json", "pause night", "cancel night", "report night", "limits set x 1",
     "show click-1#7", "artifacts other/click-5 --json", "retry other --failed", "diagnose night",
     "diagnose other --json", "quota set bob --running 3", "quota set bob --running nine", "quota", "quota --json",
-    "quota clear carol", "quota reset carol", "schedule list", "schedule list --json", "schedule remove hourly",
+    "quota clear carol", "schedule list", "schedule list --json", "schedule remove hourly",
     "schedule add nightly often demo -a nop", "schedule add weekly '0 3 * * 1' demo -a nop --limit 1",
 )  # fmt: skip
 
@@ -238,7 +236,6 @@ def test_commands_print_the_same_through_a_server(
     reports.run("night", NIGHT)
     reports.run("other", NIGHT, version="2")
     away = Settings(home=site.settings.home, database_url=NOWHERE, server=site.url, token=site.token())
-    write(site.database, "INSERT INTO accounts (user_name, spent_usd) VALUES ('carol', 5)")
 
     def said(settings: Settings, *words: object) -> tuple[str, ...]:
         megaflow.use(settings)
@@ -255,16 +252,14 @@ def test_commands_print_the_same_through_a_server(
         "quota clear a/b",
         "quota set carol --pending 2",
         "quota clear carol",
-        "quota reset carol --reason june",
         "schedule add daily '0 3 * * *' demo -a nop --limit 1",
         "schedule add weekly '0 3 * * 1' demo -a nop --limit 1",
         "schedule remove daily --reason 'too dear'",
     ):
         assert said(away, *shlex.split(command))[0] == "", command
     trail = {one.action: one.reason for one in users.actions(site.database)}
-    assert (trail["quota.reset"], trail["schedule.removed"]) == ("june", "too dear")
+    assert trail["schedule.removed"] == "too dear"
     assert {"quota.cleared", "schedule.added"} <= set(trail)
-    assert quotas.usage(site.database)[0].spent_usd == 0
     for command in COMMANDS:
         local, remote = (said(settings, *shlex.split(command)) for settings in (site.settings, away))
         if command == "retry other --failed":
@@ -302,33 +297,6 @@ def test_exports_are_the_same_files_through_a_server(site: Site, reports: Report
             assert ours == theirs
     refused = site.command("export", "night", "--format", "csv", "--to", tmp_path / "ours-csv")
     assert (refused.returncode, "exist" in refused.stderr) == (65, True)
-
-
-def test_a_bundle_and_a_regrade_work_through_a_server_for_the_runs_user_alone(
-    site: Site, reports: Reports, tmp_path: Path
-) -> None:
-    reports.test_reports = {"up": report("PASSED")}
-    run_id = reports.run("night", {"up": WRONG})
-    for table in ("runs", "tasks"):
-        write(site.database, f"UPDATE {table} SET user_name = 'alice'")
-    alice, bob, looks = (
-        site.token(*who) for who in (("alice", Scope.SUBMIT), ("bob", Scope.SUBMIT), ("alice", Scope.READ))
-    )
-    for token, code in ((bob, 64), (looks, 77)):
-        refused = site.command("regrade", run_id, token=token)
-        assert refused.returncode == code, refused.stderr
-    judged = json.loads(site.command("regrade", "night", "--json", token=alice).stdout)
-    assert (judged["judged"], judged["solved_now"], judged["flips"][0]["name"]) == (1, 1, "up")
-    anew = site.command("regrade", "night", "--anew", token=alice)
-    assert (anew.returncode, "expected the installation's own machine" in anew.stderr) == (64, True)
-    told = site.command("bundle", "night", "--to", tmp_path / "ours", "--json", token=alice)
-    assert told.returncode == 0, told.stderr
-    assert site.command("bundle", "night", "--to", tmp_path / "theirs", server=False).returncode == 0
-    ours, theirs = (_files(tmp_path / name) for name in ("ours", "theirs"))
-    assert (ours.keys() == theirs.keys(), json.loads(told.stdout)["pages"] > 10) == (True, True)
-    assert ours["results.jsonl"] == theirs["results.jsonl"]
-    trail = [(one.user_name, one.action) for one in users.actions(site.database)]
-    assert trail == [("alice", "run.regraded")]
 
 
 def _files(place: Path) -> dict[str, bytes]:

@@ -232,7 +232,7 @@ def test_what_clients_ask_is_of_the_users_own_runs(web: Web) -> None:
     web.owned_by(night, "alice")
     paths = (
         f"find?run={night}", f"find?task={task}", "find?task=night/click-1", f"progress?run={night}",
-        f"runs/{night}/notes", f"runs/{night}/transcripts", f"tasks/{task}/notes", f"tasks/{task}/events",
+        f"runs/{night}/notes", f"runs/{night}/transcripts", f"tasks/{task}/events",
         f"usage?run={night}",
     )  # fmt: skip
     waited = {"task_ids": [str(task)], "timeout_s": 0.1}
@@ -257,7 +257,7 @@ def test_what_clients_ask_is_of_the_users_own_runs(web: Web) -> None:
 
 def test_what_no_database_can_hold_is_refused_in_words(web: Web) -> None:
     with web.user() as owner:
-        for path in ("runs/%00", "find?run=a%00", "attempts/%00/artifacts"):
+        for path in ("runs/%00", "find?run=a%00", "attempts/%00/artifacts/patch"):
             found = owner.get(f"/api/v1/{path}")
             assert found.status_code in (404, 422), found.text
             assert "expected" in error_of(found)[1] or "unknown" in error_of(found)[1]

@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 
 import pytest
 
-from app.errors import ImageBuildFailed, UnknownName
+from app.errors import ImageBuildFailed
 from app.host.engine import Engine
 from app.images import build_logs
 from app.images.build import Builder
@@ -114,17 +114,6 @@ def test_a_log_keeps_its_beginning_and_its_end_and_says_what_is_missing(
     assert whole.endswith(tail)
     assert len(tail) >= 200
     assert int(missing) == len(whole) - len(head) - len(tail)
-
-
-def test_a_log_is_found_by_the_image_its_beginning_or_its_own_name(logs: BuildLogs) -> None:
-    older = built(logs, TAG)
-    newer = built(logs, TAG)
-    built(logs, OTHER)
-    assert {logs.of(name) for name in (TAG, "ab" * 12, "abab")} == {newer}
-    assert logs.of(older.stem) == older
-    for name in ("ab", "abac", ""):
-        with pytest.raises(UnknownName, match=f"unknown build log '{name}'; known: {'ab' * 12}, {'cd' * 12}"):
-            logs.of(name)
 
 
 def test_the_old_and_the_many_go(logs: BuildLogs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from itertools import combinations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.images.eviction import HeldImage, ImageLayer, choose_victims, freed_bytes, total_bytes
+from app.images.eviction import HeldImage, ImageLayer, choose_victims, total_bytes
 
 KEYS = "abcdefg"
+
+
+def freed_bytes(images: Sequence[HeldImage], gone: Collection[str]) -> int:
+    """What the disk has less without these images."""
+    return total_bytes(images) - total_bytes(image for image in images if image.id not in gone)
 
 
 @st.composite

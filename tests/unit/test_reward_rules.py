@@ -51,7 +51,7 @@ def test_other_ends_and_numbers_are_refused(rewards: dict[str, float]) -> None:
         specs(**rewards)
 
 
-@pytest.mark.parametrize("given", [["step_limit"], ["step_limit=much"], ["a=1", "a=2"], ["a=nan"]])
+@pytest.mark.parametrize("given", [["step_limit"], ["step_limit=much"], ["a=1", "a=2"]])
 def test_options_without_a_number_are_refused(given: list[str]) -> None:
     with pytest.raises(SpecInvalid, match="--reward: expected END=NUMBER"):
         rewards_of(given)

@@ -69,15 +69,15 @@ def refused(path: Path, text: str) -> str:
 def test_a_file_stands_for_the_options(run_yaml: Path) -> None:
     found = told("-c", str(run_yaml))
     assert found["max_steps"] == 30
-    assert found["agent_timeout"] == 90.0
-    assert found["task"] == ["*merge*", "order-ledger"]
+    assert found["agent_timeout_s"] == 90.0
+    assert found["only"] == ["*merge*", "order-ledger"]
     assert found["exclude"] == ["x"]
     assert found["wait"] is True
 
 
 def test_the_command_line_goes_before_the_file(run_yaml: Path) -> None:
     found = told("rows.jsonl", "-c", str(run_yaml), "-k", "2", "-m", "other", "--task", "one")
-    assert (found["dataset"], found["replicas"], found["model"], found["task"]) == ("rows.jsonl", 2, "other", ["one"])
+    assert (found["dataset"], found["replicas"], found["model"], found["only"]) == ("rows.jsonl", 2, "other", ["one"])
     assert found["agent"] == "mini-swe-agent"
 
 

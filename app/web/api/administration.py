@@ -1,26 +1,21 @@
-"""Operations of administrators: limits, quotas, schedules, models, instances, users, the trail of actions."""
+"""Operations of administrators: limits, quotas, schedules; and what a token may do and has used."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
-from uuid import UUID
 
 import structlog
 from pydantic import Field
 
 from app.errors import NotAllowed, OptionInvalid
 from app.evaluation import Submission
-from app.ledger import classes, instances, limits, model_replicas, quotas, schedules, users
-from app.ledger.classes import ResourceClass
-from app.ledger.instances import LiveInstance
+from app.ledger import limits, quotas, schedules
 from app.ledger.limits import Use
-from app.ledger.model_replicas import ModelReplica
 from app.ledger.model_usage import UsageRow
 from app.ledger.quotas import Quota, QuotaUsage
 from app.ledger.schedules import Schedule
-from app.ledger.users import Scope, UserAction
+from app.ledger.users import Scope
 from app.models.kinds import UsageBy
 from app.models.spec import PlainText
 from app.models.wire import Wire
@@ -81,40 +76,6 @@ class NewSchedule(Wire):
     submission: Submission
     misfire: Literal["skip", "once"] = "skip"
     reason: PlainText = Field(default="", max_length=1000)
-
-
-class NewUser(Wire):
-    """A new token for a user. days: until it lapses; None: it never does."""
-
-    user_name: str
-    scope: Scope = Scope.SUBMIT
-    days: float | None = Field(default=None, gt=0, le=3660)
-    label: str = Field(default="", max_length=200)
-
-
-class TokenInfo(Wire):
-    """A token without its secret."""
-
-    id: UUID
-    user_name: str
-    kind: str
-    scope: Scope
-    label: str
-    created_at: datetime
-    expires_at: datetime | None
-    used_at: datetime | None
-
-    @classmethod
-    def of(cls, token: users.UserToken) -> TokenInfo:
-        fields = {name: getattr(token, name) for name in cls.model_fields if name not in ("scope", "kind")}
-        return cls(**fields, kind=token.kind.value, scope=token.highest)
-
-
-class NewToken(Wire):
-    """A new token. Its secret is shown here and never again."""
-
-    token: str
-    info: TokenInfo
 
 
 class Changed(Wire):
@@ -184,14 +145,6 @@ def set_quota(call: WebCall) -> Quota:
     return changed
 
 
-@operations.delete("/quotas/{user:path}/spent", float, query=WhyQuery)
-def reset_spent(call: WebCall) -> float:
-    """Resets a user's spending to 0. Returns the amount before."""
-    spent = quotas.reset_spent(call.database, call.path["user"])
-    call.note("quota.reset", call.path["user"], call.query.reason, spent_usd_before=spent)
-    return spent
-
-
 @operations.delete("/quotas/{user:path}", Changed, query=WhyQuery)
 def clear_quota(call: WebCall) -> Changed:
     """Removes a user's own quota: that of `*` applies again."""
@@ -223,52 +176,3 @@ def remove_schedule(call: WebCall) -> Changed:
     """Removes a recurring evaluation; its runs stay."""
     schedules.remove(call.database, call.path["name"])
     return Changed(subject=call.note("schedule.removed", call.path["name"], call.query.reason))
-
-
-@operations.get("/models", list[ModelReplica])
-def list_models(call: WebCall) -> list[ModelReplica]:
-    """Lists the inference servers of each model name."""
-    with call.database.begin() as connection:
-        return model_replicas.listed(connection)
-
-
-@operations.get("/classes", dict[str, ResourceClass])
-def list_classes(call: WebCall) -> dict[str, ResourceClass]:
-    """Lists resource classes: kinds of instances."""
-    with call.database.begin() as connection:
-        return classes.load(connection, call.services.settings)
-
-
-@operations.get("/instances", list[LiveInstance], Scope.ADMINISTER)
-def list_instances(call: WebCall) -> list[LiveInstance]:
-    """Lists instances that have not ended."""
-    return instances.live(call.database)
-
-
-@operations.get("/users", list[TokenInfo], Scope.ADMINISTER)
-def list_users(call: WebCall) -> list[TokenInfo]:
-    """Lists the tokens of all users, without their secrets."""
-    return [TokenInfo.of(token) for token in users.all_tokens(call.database)]
-
-
-@operations.post("/users", NewToken, Scope.ADMINISTER, body=NewUser)
-def add_user(call: WebCall) -> NewToken:
-    """Makes a token for a user. The first token creates the user."""
-    new: NewUser = call.body
-    seconds = None if new.days is None else new.days * 86400
-    secret, token = users.add_token(call.database, new.user_name, new.scope, expires_s=seconds, label=new.label)
-    call.note("user.added", new.user_name, scope=new.scope.value)
-    return NewToken(token=secret, info=TokenInfo.of(token))
-
-
-@operations.delete("/users/{user}", Changed)
-def revoke_user(call: WebCall) -> Changed:
-    """Revokes all tokens and sessions of a user."""
-    users.revoke(call.database, call.path["user"])
-    return Changed(subject=call.note("user.revoked", call.path["user"]))
-
-
-@operations.get("/actions", list[UserAction], Scope.ADMINISTER)
-def list_actions(call: WebCall) -> Sequence[UserAction]:
-    """Lists what users did through this server, newest first."""
-    return users.actions(call.database)

@@ -93,16 +93,6 @@ def explain_a_task(call: WebCall) -> TaskStory:
     return call.story(call.task())
 
 
-@operations.get("/attempts/{attempt}/artifacts", list[Artifact])
-def list_artifacts(call: WebCall) -> list[Artifact]:
-    """Lists an attempt's artifacts, with the reason for each missing one."""
-    place = attempt_of(call)
-    with call.database.begin() as connection:
-        statement = f"SELECT {_FIELDS} FROM artifacts s WHERE attempt_id = :id ORDER BY kind"  # noqa: S608
-        rows = sql(connection, statement, {"id": place.attempt_id}).all()
-    return [Artifact.model_validate(row._asdict()) for row in rows]
-
-
 class ArtifactQuery(Wire):
     """Options of a download. link: redirect to a link into the store for a large artifact, as for browsers."""
 

@@ -1,4 +1,4 @@
-"""Operations on hosts: join with a token, leave with the secret that the join returned, list."""
+"""Operations of hosts: join with a token, leave with the secret that the join returned."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from app.errors import NotSignedIn
 from app.instances import joining
 from app.instances.joining import HostCredentials
 from app.ledger import hosts
-from app.ledger.hosts import HostUse
-from app.ledger.users import Scope, record_action
+from app.ledger.users import record_action
 from app.models.spec import PlainText
 from app.models.wire import Wire
 from app.web.api.administration import Changed
@@ -43,20 +42,6 @@ def leave_host(call: WebCall) -> Changed:
     joining.revoke(call.services.settings, call.database, host, "its host left")
     record_action(call.database, host.name, "host.left", [host.name], address=call.caller.user_name)
     return Changed(subject=host.name)
-
-
-@operations.get("/hosts", list[HostUse], Scope.ADMINISTER)
-def list_hosts(call: WebCall) -> list[HostUse]:
-    """Lists hosts with their instances, and what runs there."""
-    return hosts.in_use(call.database)
-
-
-@operations.delete("/hosts/{host}", Changed)
-def remove_host(call: WebCall) -> Changed:
-    """Removes a host's accounts, whether it answers or not."""
-    host = hosts.by_name(call.database, call.path["host"])
-    joining.revoke(call.services.settings, call.database, host, "an administrator removed its host")
-    return Changed(subject=call.note("host.removed", host.name))
 
 
 def _secret(call: WebCall) -> str:

@@ -1,13 +1,11 @@
-"""Operations on results: report, comparison, regrade, export, bundle, receipt."""
+"""Operations on results: report, comparison, export."""
 
 from __future__ import annotations
 
 import shutil
 import tarfile
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +15,12 @@ from pydantic_core import to_json
 from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from app.errors import TooManyRequests
 from app.evaluation.comparison import Comparison
 from app.evaluation.diagnosis import FailureGroup
 from app.evaluation.export import ExportFormat
-from app.evaluation.regrade import RegradeSummary
 from app.evaluation.report import Report
 from app.evaluation.transcripts import TranscriptReport
-from app.ledger import receipts
-from app.ledger.receipts import Receipt
-from app.models.spec import PlainText
 from app.models.wire import Wire
-from app.web.access import Reader
 from app.web.api.operation import Operations
 from app.web.calls import WebCall
 
@@ -40,12 +32,6 @@ class ReportQuery(Wire):
     """allow_loss: report the rate even if infrastructure lost more than 2 %."""
 
     allow_loss: bool = False
-
-
-class TranscriptsQuery(Wire):
-    """all_bytes: read all transcripts, however large; else the first 512 MiB."""
-
-    all_bytes: bool = False
 
 
 class ComparisonQuery(Wire):
@@ -67,37 +53,16 @@ class ExportQuery(Wire):
     max_turns: int | None = Field(default=None, ge=1)
 
 
-class Regrading(Wire):
-    """grader: only verdicts of this one; reason: stored in the trail."""
-
-    grader: str | None = None
-    reason: PlainText = Field(default="", max_length=1000)
-
-
-_LONG = threading.Lock()
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Runs one long operation at a time, which takes minutes of this server. Raises: TooManyRequests."""
-    if not _LONG.acquire(blocking=False):
-        raise TooManyRequests("expected one bundle or regrade at a time, found another at work; try again later")
-    try:
-        yield
-    finally:
-        _LONG.release()
-
-
 @operations.get("/runs/{run}/report", Report, query=ReportQuery)
 def report_run(call: WebCall) -> Report:
     """Reports a run's pass rate with its interval, loss with causes, cost, and all that the numbers depend on."""
     return call.flow.installation.report(call.run(), allow_loss=call.query.allow_loss)
 
 
-@operations.get("/runs/{run}/transcripts", TranscriptReport, query=TranscriptsQuery)
+@operations.get("/runs/{run}/transcripts", TranscriptReport)
 def check_transcripts(call: WebCall) -> TranscriptReport:
     """Reports what the rules find in the transcripts of a run."""
-    return call.flow.installation.transcripts(call.run(), all_bytes=call.query.all_bytes)
+    return call.flow.installation.transcripts(call.run())
 
 
 @operations.get("/comparison", Comparison, query=ComparisonQuery)
@@ -126,28 +91,6 @@ def export_run(call: WebCall) -> Response:
         return _sent(place, stack, {"MegaFlow-Export": header})
 
 
-@operations.get("/runs/{run}/bundle", bytes, media_type="application/x-tar")
-def bundle_run(call: WebCall) -> Response:
-    """Returns a run as a tar of pages and data that need no server: only pages that the caller may see."""
-    from app.web.bundle import write_bundle  # it imports the server: a cycle at the top
-
-    run_id = call.run()
-    with ExitStack() as stack, _alone():
-        place = _scratch(stack) / f"{str(run_id)[-12:]}-bundle"
-        services, reader = call.services, Reader(call.database, call.caller)
-        pages = write_bundle(services.settings, call.database, run_id, place, log.info, reader)
-        return _sent(place, stack, {"MegaFlow-Pages": str(pages)})
-
-
-@operations.post("/runs/{run}/regrade", RegradeSummary, body=Regrading)
-def regrade_run(call: WebCall) -> RegradeSummary:
-    """Grades a run's stored test reports again, without agents. Earlier verdicts stay."""
-    run_id = call.run()
-    with _alone():
-        call.note("run.regraded", run_id, call.body.reason)  # first: results stay even if it ends early
-        return call.flow.installation.regrade(run_id, grader=call.body.grader)
-
-
 def _scratch(stack: ExitStack) -> Path:
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="megaflow-export-")))
 
@@ -174,9 +117,3 @@ class _SentOnce(FileResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._scratch:
             await super().__call__(scope, receive, send)
-
-
-@operations.get("/runs/{run}/receipt", Receipt)
-def show_receipt(call: WebCall) -> Receipt:
-    """Lists the resources that were made for a run, and those removed."""
-    return receipts.of_run(call.database, call.run())

@@ -16,8 +16,8 @@ from starlette.concurrency import run_in_threadpool
 from app.client import Run
 from app.errors import NotAllowed, OptionInvalid
 from app.evaluation import Submission
-from app.installation import RunNotes, TaskNotes
-from app.ledger import names, pauses, results, users
+from app.installation import RunNotes
+from app.ledger import pauses, results, users
 from app.ledger.events import EventRecord
 from app.ledger.results import Progress, RunStatus
 from app.ledger.users import Scope
@@ -234,12 +234,6 @@ def show_run(call: WebCall) -> RunStatus:
     return call.flow.status(call.run())
 
 
-@operations.get("/runs/{run}/progress", Progress)
-def show_progress(call: WebCall) -> Progress:
-    """Counts a run's tasks by what they do now."""
-    return results.progress_of(call.database, [call.run()])
-
-
 @operations.get("/progress", Progress, query=SeveralRuns)
 def show_progress_of_several(call: WebCall) -> Progress:
     """Counts the tasks of several runs together by what they do now."""
@@ -346,14 +340,6 @@ def retry_tasks(call: WebCall) -> Moved:
     return Moved(task_ids=tuple(moved))
 
 
-@operations.post("/tasks/ended", Moved, Scope.READ, body=Selected)
-def ended_tasks(call: WebCall) -> Moved:
-    """Returns those of the tasks that have ended."""
-    ids = list(call.body.task_ids)
-    call.check_tasks(ids)
-    return Moved(task_ids=tuple(results.ended(call.database, ids)))
-
-
 @operations.post("/tasks/wait", Moved, Scope.READ, body=Waited)
 async def wait_for_tasks(call: WebCall) -> Moved:
     """Waits until one of the tasks has ended. Returns all that have; none after `timeout_s`."""
@@ -371,14 +357,6 @@ async def wait_for_tasks(call: WebCall) -> Moved:
                 continue
             except StopAsyncIteration:  # the server ends
                 return Moved(task_ids=())
-
-
-@operations.get("/tasks/{task}/notes", TaskNotes)
-def show_task_notes(call: WebCall) -> TaskNotes:
-    """Shows notes on a task: its image, and other tasks of its name that the caller may see."""
-    task_id = call.task()
-    spec = results.task_spec(call.database, task_id)
-    return TaskNotes(spec.task.environment.label, *names.namesakes(call.database, task_id, call.whose))
 
 
 @operations.get("/tasks/{task}/events", list[EventRecord])
