@@ -200,8 +200,8 @@ _USAGE = text(
     "WITH live AS (SELECT user_name, count(*) AS running, count(*) FILTER (WHERE mode = 'ephemeral') AS instances"
     " FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1),"
     " waiting AS (SELECT user_name, count(*) AS pending FROM tasks WHERE state = 'pending' GROUP BY 1)"
-    " SELECT user_name, coalesce(running, 0) AS running, coalesce(pending, 0) AS pending,"
-    " coalesce(instances, 0) AS instances, coalesce(spent_usd, 0) AS spent_usd, since"
+    " SELECT user_name AS user, coalesce(running, 0) AS running, coalesce(pending, 0) AS pending,"
+    " coalesce(instances, 0) AS instances, coalesce(spent_usd, 0) AS spent_usd, since AS spent_since"
     " FROM (SELECT user_name FROM quotas) AS rows FULL JOIN live USING (user_name) FULL JOIN waiting USING (user_name)"
     " FULL JOIN accounts USING (user_name) ORDER BY user_name"
 )
@@ -210,17 +210,11 @@ _USAGE = text(
 def usage(database: Database) -> list[QuotaUsage]:
     """Returns all users with a quota, an account, or waiting or running work; `*` first, without use of its own."""
     with database.begin() as connection:
-        book = load(connection)
-        return [
-            QuotaUsage(
-                user=row.user_name,
-                own=row.user_name in book.quotas,
-                quota=book.of(row.user_name),
-                running=row.running,
-                pending=row.pending,
-                instances=row.instances,
-                spent_usd=row.spent_usd,
-                spent_since=row.since,
-            )
-            for row in connection.execute(_USAGE)
-        ]
+        return usages(connection)
+
+
+def usages(connection: Connection) -> list[QuotaUsage]:
+    """Returns the same as `usage`, within a transaction."""
+    book = load(connection)
+    rows = connection.execute(_USAGE)
+    return [QuotaUsage(**row._asdict(), own=row.user in book.quotas, quota=book.of(row.user)) for row in rows]
