@@ -61,15 +61,9 @@ class RunNotes:
 
 @dataclass(frozen=True, slots=True)
 class TaskNotes:
-    """Notes on a task: its image, how many others have its name, in how many other runs, and `twins` in its own run.
-
-    twins: of the same replica, such as another agent's.
-    """
+    """Notes on a task: its image."""
 
     image: str
-    others: int
-    other_runs: int
-    twins: int = 0
 
 
 def record_command(database: Database, action: str, subject: object, reason: str = "", **data: Any) -> None:
@@ -197,8 +191,7 @@ class LedgerInstallation:
 
     def task_notes(self, task_id: UUID) -> TaskNotes:
         """Raises: UnknownName."""
-        spec = results.task_spec(self.database, task_id)
-        return TaskNotes(spec.task.environment.label, *names.namesakes(self.database, task_id, None))
+        return TaskNotes(results.task_spec(self.database, task_id).task.environment.label)
 
     def task_events(self, task_id: UUID) -> list[EventRecord]:
         """Returns all events of a task, in order."""

@@ -18,7 +18,7 @@ from app.installation import RunNotes, TaskNotes, run_or_task
 from app.ledger.results import RunStatus
 from app.models.outcome import ArtifactKind, AttemptRecord, TaskResult
 from app.models.states import ENDED_TASK, TaskState
-from app.texts import counted, lasted, limit_lines, outcome, short_id, solved, spans, states, summary
+from app.texts import lasted, limit_lines, outcome, short_id, solved, spans, states, summary
 
 Named = Annotated[str, typer.Argument(help="A task: its name, RUN/TASK, `latest`, or its id or the end of it.")]
 RunOrTask = Annotated[str, typer.Argument(help="A run or a task: a name, RUN/TASK, `latest`, or an id or its end.")]
@@ -110,15 +110,6 @@ def show(task: Named, json: Json = False) -> None:
     with MegaFlow() as flow:
         result = _result(flow, task)
         notes = flow.installation.task_notes(result.task_id)
-        if task == result.name and notes.others:
-            say(
-                f"{result.name}: shown is replica {result.replica} of the newest run that has it,"
-                f" {short_id(result.run_id)}; {counted(notes.others, 'other task')} of this name, in"
-                f" {counted(notes.other_runs, 'other run')} or beside it: RUN/{result.name}, {result.name}#1"
-            )
-        if notes.twins and result.name in task:
-            run, twins = short_id(result.run_id), counted(notes.twins, "other task")
-            say(f"{task}: shown is {result.agent}'s; {twins} of this name in run {run}: ids: `megaflow status {run}`")
         if json:
             as_json(result)
         else:

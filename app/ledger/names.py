@@ -50,19 +50,6 @@ def _names(database: Database, kind: str, user_name: str | None) -> list[str]:
     return list(dict.fromkeys(rows.scalars()))
 
 
-def namesakes(database: Database, task_id: UUID, user_name: str | None) -> tuple[int, int, int]:
-    """Counts other tasks of the same name, the other runs that have one, and tasks with the same RUN/NAME#REPLICA.
-
-    user_name: whose tasks are counted; None: everybody's.
-    """
-    statement = f"""
-        SELECT count(*) AS tasks, count(DISTINCT o.run_id) FILTER (WHERE o.run_id <> t.run_id) AS runs,
-            count(*) FILTER (WHERE o.run_id = t.run_id AND o.replica = t.replica) AS twins
-        FROM tasks t JOIN tasks o ON o.name = t.name AND o.id <> t.id WHERE t.id = :id AND {_OF_USER}"""  # noqa: S608
-    row = database.sql(statement, {"id": task_id, "user": user_name}).one()
-    return row.tasks, row.runs, row.twins
-
-
 @dataclass(frozen=True, slots=True)
 class NameLookup:
     """Looks names up among everybody's runs and tasks, or one user's."""

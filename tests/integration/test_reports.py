@@ -313,22 +313,6 @@ def test_a_status_tells_no_interval_of_two_agents_together(reports: Reports) -> 
     assert "mean reward 30.250 (1 of 2 rewards outside 0..1)" in reports("status", "far")
 
 
-def test_a_name_that_several_tasks_have_says_which_is_shown(reports: Reports) -> None:
-    first, second = (reports.run(name, {"click-1": verdict(1.0)}, replicas=2) for name in ("night", "day"))
-    said = " ".join(reports("show", "click-1").split())
-    assert f"shown is replica 0 of the newest run that has it, {str(second)[-12:]}; 3 other tasks of this name" in said
-    assert "in 1 other run or beside it: RUN/click-1, click-1#1" in said
-    assert f"task {results.task_ids(reports.database, first)[0]}" not in said
-    assert "other task" not in reports("show", "night/click-1")
-    twin = results.task_ids(reports.database, second)[1]
-    with reports.database.begin() as connection:
-        connection.execute(text("UPDATE tasks SET agent = 'nop', replica = 0 WHERE id = :id"), {"id": twin})
-    for name in ("click-1", "day/click-1"):
-        said = " ".join(reports("show", name).split())
-        assert f"{name}: shown is mini-swe-agent's; 1 other task of this name in run {str(second)[-12:]}" in said
-    assert "other task" not in reports("show", twin)
-
-
 def test_a_misspelt_run_or_task_names_the_nearest(reports: Reports) -> None:
     reports.run("nightly-7", {"click-1": verdict(1.0)})
     with pytest.raises(UnknownName, match=r"unknown run 'nightly-6'; did you mean nightly-7\?"):

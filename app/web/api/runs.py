@@ -17,7 +17,7 @@ from app.client import Run
 from app.errors import NotAllowed, OptionInvalid
 from app.evaluation import Submission
 from app.installation import RunNotes, TaskNotes
-from app.ledger import names, pauses, results, users
+from app.ledger import pauses, results, users
 from app.ledger.events import EventRecord
 from app.ledger.results import Progress, RunStatus
 from app.ledger.users import Scope
@@ -375,10 +375,8 @@ async def wait_for_tasks(call: WebCall) -> Moved:
 
 @operations.get("/tasks/{task}/notes", TaskNotes)
 def show_task_notes(call: WebCall) -> TaskNotes:
-    """Shows notes on a task: its image, and other tasks of its name that the caller may see."""
-    task_id = call.task()
-    spec = results.task_spec(call.database, task_id)
-    return TaskNotes(spec.task.environment.label, *names.namesakes(call.database, task_id, call.whose))
+    """Shows notes on a task: its image."""
+    return TaskNotes(results.task_spec(call.database, call.task()).task.environment.label)
 
 
 @operations.get("/tasks/{task}/events", list[EventRecord])
