@@ -77,7 +77,6 @@ COMMANDS: dict[str, CommandEntry] = {
     "doctor": CommandEntry("stack", OPERATE, "Check everything that a task needs"),
     "pause": CommandEntry("control", OPERATE, "Admit no more tasks of a run", remote=True),
     "resume": CommandEntry("control", OPERATE, "Admit the tasks of a paused run again", remote=True),
-    "deadline": CommandEntry("control", OPERATE, "Set a deadline"),
     "budget": CommandEntry("control", OPERATE, "Give a run another budget"),
     "instances": CommandEntry("control", OPERATE, "List instances that have not ended"),
     "drain": CommandEntry("control", OPERATE, "Let instances finish their attempts"),

@@ -1,12 +1,9 @@
-"""Commands that steer accepted work: pause, resume, deadlines, budgets, and draining instances."""
+"""Commands that steer accepted work: pause, resume, budgets, and draining instances."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from typing import Annotated
 from uuid import UUID
 
@@ -14,8 +11,8 @@ import typer
 
 from app.cli.show import Json, answer, listing, say
 from app.client import MegaFlow
-from app.errors import LimitInvalid, OptionInvalid, UnknownName, WaitTimeout
-from app.ledger import classes, deadlines, pauses
+from app.errors import LimitInvalid, UnknownName, WaitTimeout
+from app.ledger import classes, pauses
 from app.ledger import instances as ledger
 from app.ledger.database import Database
 from app.ledger.instances import LiveInstance
@@ -29,7 +26,7 @@ _LOOK_S = 0.5
 
 
 def register(cli: typer.Typer) -> None:
-    for command in (pause, resume, drain, instances, deadline, budget):
+    for command in (pause, resume, drain, instances, budget):
         cli.command()(command)
 
 
@@ -43,7 +40,7 @@ def pause(
         result = flow.installation.pause(run, reason)
     text = f"run {result.run_id} paused; {result.waiting} task(s) wait; `megaflow resume {run}`"
     if not result.changed:
-        text = f"run {result.run_id} was paused already; {result.waiting} task(s) wait"
+        text = f"run {result.run_id} was paused already; `megaflow explain {run}` says since when, and why"
     answer(result, text, json=json)
 
 
@@ -55,43 +52,6 @@ def resume(run: Run, json: Json = False) -> None:
     if result.changed:
         text = f"run {result.run_id} resumed; {result.waiting} task(s) wait for their turn"
     answer(result, text, json=json)
-
-
-def deadline(
-    run: Run,
-    when: Annotated[
-        str, typer.Argument(help="A duration from now (2h, 90m, 1d12h), a time (2031-05-01T08:00Z), or `never`.")
-    ],
-    json: Json = False,
-) -> None:
-    """Set a deadline: tasks of a run that have not ended by then end as `expired`."""
-    at = moment(when, datetime.now(UTC))
-    with MegaFlow() as flow:
-        result = deadlines.set_deadline(flow.database, run, at)
-    until = "has no deadline any more" if at is None else f"ends by {at:%Y-%m-%d %H:%M:%S} UTC"
-    answer(result, f"run {result.run_id} {until}; {result.tasks} task(s) concerned", json=json)
-
-
-_DURATION = re.compile(r"(?:(?P<days>\d+)d)?(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?(?:(?P<seconds>\d+)s)?")
-
-
-def moment(said: str, now: datetime) -> datetime | None:
-    """Parses a duration after `now` (`2h`) or an ISO time; None for `never`.
-
-    Raises: OptionInvalid.
-    """
-    said = said.strip()
-    if said == "never":
-        return None
-    parts = _DURATION.fullmatch(said)
-    with suppress(ValueError, OverflowError):
-        if said and parts:
-            return now + timedelta(**{unit: int(count) for unit, count in parts.groupdict(default="0").items()})
-        if (at := datetime.fromisoformat(said)).tzinfo:
-            return at.astimezone(UTC)
-    raise OptionInvalid(
-        f"expected a duration such as 2h or 1d12h, or a time with its zone such as 2031-05-01T08:00Z, found {said!r}"
-    )
 
 
 def budget(

@@ -20,8 +20,6 @@ from app.texts import clean, lasted, short_id
 
 _BAR = 30
 """Columns of the longest bar."""
-_BESIDE = 5
-"""Maximum number of other users named."""
 
 
 def register(cli: typer.Typer) -> None:
@@ -93,12 +91,7 @@ def _bound(bound: LimitingFactor) -> Iterable[str]:
 
 
 def _place(place: QueuePosition) -> str:
-    beside = ", ".join(
-        f"{other.user_name} ({other.waiting} waiting, {other.running} running)" for other in place.beside[:_BESIDE]
-    )
-    more = f" and {len(place.beside) - _BESIDE} more users" if len(place.beside) > _BESIDE else ""
-    others = f"; in lines beside it: {beside}{more}" if beside else "; no line beside it that you may see"
-    return f"place {place.position} of {place.length} in its user's line{others}"
+    return f"place {place.position} of {place.length} in its user's line"
 
 
 def _attempt(attempt: AttemptStory) -> Iterable[str]:

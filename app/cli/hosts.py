@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
+import re
 from typing import Annotated
 
 import typer
 
 from app.cli.show import Json, answer, console, listing, say
+from app.errors import OptionInvalid
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def register(cli: typer.Typer) -> None:
@@ -21,18 +24,22 @@ def invite(
     json: Json = False,
 ) -> None:
     """Make a token with which one machine can join once as a host, and print the command to run there."""
-    from app.cli.control import moment
     from app.client import MegaFlow
     from app.instances import joining
     from app.ledger import hosts as registry
 
     with MegaFlow() as flow:
         joining.check(flow.settings)
-        until = moment(expires, now := datetime.now(UTC))
-        seconds = float("inf") if until is None else (until - now).total_seconds()
-        token = registry.invite(flow.database, name=name, expires_s=seconds)
+        token = registry.invite(flow.database, name=name, expires_s=_seconds(expires))
         url = flow.settings.web_base()
     answer({"token": token, "url": url}, f"megaflow worker join {url} --token {token}", json=json)
+
+
+def _seconds(said: str) -> float:
+    match = re.fullmatch(r"(\d{1,9})([smhd])", said.strip())
+    if match is None:
+        raise OptionInvalid(f"expected a time such as 30m, 1h or 7d, found {said!r}")
+    return float(match[1]) * _UNITS_S[match[2]]
 
 
 def join(

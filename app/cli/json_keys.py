@@ -74,7 +74,6 @@ KEYS: dict[str, str] = {
     "doctor": "[name level found fix]",
     "pause": _PAUSE,
     "resume": _PAUSE,
-    "deadline": "run_id at tasks",
     "budget": "run_id budget_usd spent_usd",
     "instances": (
         "[id mode resource_class provider handle host state slots used age_s silent_s overdue draining_why deadline_at]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 import socket
 import time
@@ -21,7 +20,7 @@ from app.ledger import hosts, instances
 from app.ledger.database import Database
 from app.remote_http import Ask, WebServer
 from app.settings import PREFIX, Settings, host_file, load
-from app.settings_checks import keep_once, write_private
+from app.settings_checks import write_private
 from app.stack import home, supervisor
 from app.stopping import nudge
 
@@ -39,16 +38,14 @@ def join(
     chosen: settings of this host only, by variable. plain: allow http to another machine.
 
     Raises: SettingsInvalid: this machine has joined already, or has its own stack; NotSignedIn, ServerUnavailable, and
-    every refusal of the server. After an error no account remains, unless the answer was lost: then use the same token
-    here again. The new accounts replace the lost ones.
+    every refusal of the server. After an error no account remains, unless the answer was lost: then `megaflow worker
+    leave NAME` at the installation removes it, and a new token is needed.
     """
     _refuse_unready(settings)
     _refuse_plain(url, plain)
     home.prepare(settings)
     server = WebServer(url, token, _PATIENCE_S)
-    key = keep_once(settings.home / "join.key", secrets.token_urlsafe(32))  # the same key until an answer arrives
-    body = {"called": called or socket.gethostname(), "key": key}
-    request = Ask("POST", "/hosts/join", body=body, again=True)
+    request = Ask("POST", "/hosts/join", body={"called": called or socket.gethostname()})
     credentials = server.read(TypeAdapter(HostCredentials), server.ask(request).content)
     try:
         _keep(settings.home, url, credentials, chosen)
@@ -122,7 +119,6 @@ def _keep(folder: Path, url: str, made: HostCredentials, chosen: dict[str, str])
         write_private(certificates / Path(name).name, text)
     membership = {"server": url, "name": made.name, "secret": made.secret}
     write_private(folder / "host.json", json.dumps(membership) + "\n")
-    (folder / "join.key").unlink(missing_ok=True)
     variables = placed(made.variables, certificates) | {f"{PREFIX}JOINED": "true"} | chosen
     write_private(host_file(folder), "".join(f"{name}={_quoted(value)}\n" for name, value in sorted(variables.items())))
 

@@ -64,8 +64,8 @@ def check(settings: Settings) -> None:
     _given(settings, "account", "password")
 
 
-def join(settings: Settings, database: Database, token: str, called: str, key: str = "") -> HostCredentials:
-    """Uses up a token. Returns the machine's accounts and other needs. called, key: as `hosts.admit`.
+def join(settings: Settings, database: Database, token: str, called: str) -> HostCredentials:
+    """Uses up a token. Returns the machine's accounts and other needs. called: as `hosts.admit`.
 
     Raises: NotSignedIn: the token is unknown, used or expired; SettingsInvalid, InstallationFailed, BrokerUnavailable,
     DatabaseUnavailable. Then no account was made, and the token stays valid.
@@ -73,7 +73,7 @@ def join(settings: Settings, database: Database, token: str, called: str, key: s
     account = None
     try:
         with database.begin() as connection:
-            host, ours, earlier = hosts.admit(connection, token, called, settings.installation, key)
+            host, ours = hosts.admit(connection, token, called, settings.installation)
             variables, files = _given(settings, host.account, ours.password)
             broker_users.add(settings, host.account, hosts.digest(ours.password))
             account = host.account
@@ -82,9 +82,6 @@ def join(settings: Settings, database: Database, token: str, called: str, key: s
             with suppress(BrokerUnavailable, InstallationFailed):  # else the control worker removes it
                 broker_users.remove(settings, account)
         raise
-    if earlier is not None:
-        with suppress(DatabaseUnavailable, BrokerUnavailable, InstallationFailed):  # as above
-            _clear(settings, database, earlier, "it joined again")
     log.warning("hosts.joined", host=host.name)
     return HostCredentials(
         name=host.name, secret=ours.leave, variables=variables | {f"{PREFIX}HOST_NAME": host.name}, files=files

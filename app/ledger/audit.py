@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from app.ledger import classes, ends, events, gradings, graphs, instances, limits, quotas, tasks
-from app.ledger.audit_checks import AGES, CHECKS, LINES, USED, Invariant, Repair, Severity
+from app.ledger.audit_checks import AGES, CHECKS, LINES, Invariant, Repair, Severity
 from app.ledger.classes import STANDARD, ResourceClass
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
@@ -26,26 +26,6 @@ _AT_ONCE = 1000
 """Rows of one kind repaired in one pass."""
 _RECENT_S = 3600.0
 """Age limit of ended tasks and instances in the periodic audit, in seconds; earlier audits checked the older ones."""
-
-Limits = Callable[[str], float | None]
-"""Function: name of a semaphore or other held limit to its capacity; None: no limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """Available capacity. `slots`: ephemeral instances by class."""
-
-    slots: Mapping[str, int]
-    limits: Limits
-
-
-def capacity_of(connection: Connection, settings: Settings) -> Capacity:
-    """Reads the capacity from the classes, the limits that were set, and the settings' defaults for the others."""
-    defaults, own = limits.defaults_of(settings), limits.capacities(connection, "")
-    return Capacity(
-        {name: defined.ephemeral_capacity for name, defined in classes.load(connection, settings).items()},
-        lambda name: own.get(name, own.get(limits.everybody(name), defaults.get(name.partition(":")[0]))),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +87,7 @@ def look(
     with database.begin() as connection:
         sql(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         checked = [_checked(connection, check, values) for check in CHECKS]
-        over, remembered = _over_use(connection, capacity_of(connection, settings), memory or Memory())
+        over, remembered = _over_use(connection, settings, memory or Memory())
         defined = classes.load(connection, settings)
         lines = {
             f"{row.mode}.{row.resource_class}": (Mode(row.mode), row.resource_class, row.waiting, row.oldest_s)
@@ -135,6 +115,7 @@ def _checked(
     return AuditFinding(check.name, check.severity, check.means, count, ids[:SHOWN], check.repair), ids
 
 
+_EPHEMERAL = "slots:ephemeral."
 _TIERS = {
     "slots": "more ephemeral attempts are live than the class has capacity for",
     "hold": "more places of a limit are held than it has",
@@ -143,31 +124,33 @@ _TIERS = {
 }
 
 
-def _over_use(connection: Connection, capacity: Capacity, memory: Memory) -> tuple[list[AuditFinding], Memory]:
+def _over_use(connection: Connection, settings: Settings, memory: Memory) -> tuple[list[AuditFinding], Memory]:
     """Finds use above capacity. Use that was within capacity when granted may continue: only growth above it counts."""
-    book = quotas.load(connection)
     over: dict[str, list[str]] = {}
     allowed: dict[str, float] = {}
-    for row in sql(connection, USED):
-        match row.tier:
-            case "slots":
-                most: float | None = capacity.slots.get(row.key, 0)
-            case "hold":
-                most = capacity.limits(row.key)
-            case "running":
-                most = book.of(row.key).running
-            case _:
-                most = book.of(row.key).instances
-        key = f"{row.tier}:{row.key}"
-        bound = float("inf") if most is None else max(float(most), memory.allowed.get(key, 0.0))
-        if row.used > bound:
-            over.setdefault(row.tier, []).append(f"{row.key}: {row.used:g} of {most:g}")
-        allowed[key] = bound if row.used > bound else max(row.used, float("inf") if most is None else float(most))
+    for tier, name, used, most in _uses(connection, settings):
+        key, capacity = f"{tier}:{name}", float("inf") if most is None else float(most)
+        bound = max(capacity, memory.allowed.get(key, 0.0))
+        if used > bound:
+            over.setdefault(tier, []).append(f"{name}: {used:g} of {most:g}")
+        allowed[key] = bound if used > bound else max(used, capacity)
     findings = [
         AuditFinding(f"{tier}.over_capacity", Severity.CRITICAL, _TIERS[tier], len(keys), tuple(sorted(keys)[:SHOWN]))
         for tier, keys in over.items()
     ]
     return findings, Memory(allowed)
+
+
+def _uses(connection: Connection, settings: Settings) -> Iterator[tuple[str, str, float, float | None]]:
+    """Yields tier, name, use and capacity of every limit that has holders."""
+    for use in limits.uses(connection, settings):
+        if use.name.startswith(_EPHEMERAL):
+            yield "slots", use.name.removeprefix(_EPHEMERAL), use.used or 0, use.capacity
+        elif not use.name.startswith("slots:"):
+            yield "hold", use.name, use.used or 0, use.capacity
+    for user in quotas.usages(connection):
+        yield "running", user.user, user.running, user.quota.running
+        yield "instances", user.user, user.instances, user.quota.instances
 
 
 def _no_capacity(

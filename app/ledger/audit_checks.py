@@ -421,13 +421,3 @@ SELECT
     (SELECT extract(epoch FROM now() - min(xact_start))::float8 FROM pg_stat_activity WHERE backend_xid IS NOT NULL)
         AS oldest_transaction_s
 """
-
-USED = """
-WITH live AS (SELECT a.mode, a.resource_class, a.user_name FROM attempts a WHERE a.state IN ('dispatched', 'running'))
-SELECT 'slots' AS tier, resource_class AS key, count(*)::float8 AS used FROM live WHERE mode = 'ephemeral' GROUP BY 2
-UNION ALL SELECT 'running', user_name, count(*) FROM live GROUP BY 2
-UNION ALL SELECT 'instances', user_name, count(*) FROM live WHERE mode = 'ephemeral' GROUP BY 2
-UNION ALL SELECT 'hold', h.limit_name, count(*) FROM semaphore_holders h
-    WHERE h.granted_at IS NOT NULL GROUP BY 2
-"""
-"""Use of every limit that has holders."""

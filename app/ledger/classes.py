@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from pydantic import Field
 from sqlalchemy import Connection, Row, text
 
 from app.errors import LimitInvalid, OptionInvalid, SpecInvalid
@@ -16,6 +16,7 @@ from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.resources import Resources
 from app.models.spec import Mode, TaskSpec
+from app.models.wire import Wire, checked
 from app.settings import ProviderName, Settings
 
 STANDARD = "standard"
@@ -164,25 +165,23 @@ def _has_own_pool(connection: Connection, name: str) -> bool:
     return connection.execute(statement, {"name": name}).first() is not None
 
 
-_LEAST: Mapping[str, tuple[type[int] | type[float], float]] = {
-    "cpus": (float, 0.01),
-    "memory_bytes": (int, 1 << 20),
-    "gpus": (int, 0),
-    "ephemeral_capacity": (int, 0),
-    "pool_min": (int, 0),
-    "pool_max": (int, 0),
-    "pool_slots": (int, 1),
-    "pool_cooldown_s": (float, 0),
-}
-"""Type and least value of each number of a class."""
+_MOST = 1_000_000
 
-_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "architecture": get_args(Architecture),
-    "ephemeral_provider": get_args(ProviderName),
-    "persistent_provider": get_args(ProviderName),
-}
-_MOST = {"memory_bytes": 2**63 - 1}
-_MOST_ELSE = 1_000_000
+
+class ClassChanges(Wire):
+    """Properties of a class that can be set; None restores the default."""
+
+    cpus: float | None = Field(default=None, ge=0.01, le=_MOST)
+    memory_bytes: int | None = Field(default=None, ge=1 << 20, lt=2**63)
+    gpus: int | None = Field(default=None, ge=0, le=_MOST)
+    architecture: Architecture | None = None
+    ephemeral_capacity: int | None = Field(default=None, ge=0, le=_MOST)
+    ephemeral_provider: ProviderName | None = None
+    persistent_provider: ProviderName | None = None
+    pool_min: int | None = Field(default=None, ge=0, le=_MOST)
+    pool_max: int | None = Field(default=None, ge=0, le=_MOST)
+    pool_slots: int | None = Field(default=None, ge=1, le=_MOST)
+    pool_cooldown_s: float | None = Field(default=None, ge=0, le=_MOST)
 
 
 def set_class(database: Database, name: str, **changes: Any) -> None:
@@ -194,11 +193,13 @@ def set_class(database: Database, name: str, **changes: Any) -> None:
         raise LimitInvalid(
             f"expected a class name of lower-case letters, digits, '-' and '_', at most 41, found {name!r}"
         )
-    values = {column: _checked(name, column, value) for column, value in changes.items()}
+    values = checked(ClassChanges, changes, f"class {name!r}").model_dump(exclude_unset=True)
+    if "gpus" in values:
+        values["gpus"] = values["gpus"] or 0
     with database.begin() as connection:
         sql(connection, "INSERT INTO resource_classes (name) VALUES (:name) ON CONFLICT DO NOTHING", {"name": name})
         if values:
-            columns = ", ".join(f"{column} = :{column}" for column in values)  # names from `_LEAST` and `_CHOICES`
+            columns = ", ".join(f"{column} = :{column}" for column in values)  # names from `ClassChanges`
             statement = f"UPDATE resource_classes SET {columns} WHERE name = :name"  # noqa: S608
             sql(connection, statement, {**values, "name": name})
         row = sql(connection, "SELECT * FROM resource_classes WHERE name = :name", {"name": name}).one()
@@ -209,34 +210,6 @@ def set_class(database: Database, name: str, **changes: Any) -> None:
             )
         events.append(connection, Fact("class.set", data={"class": name, **values}))
         events.wake_dispatcher(connection)
-
-
-def _checked(name: str, column: str, value: Any) -> Any:
-    """Returns the value as the table stores it. Raises: LimitInvalid."""
-    if column in _CHOICES:
-        if value is not None and value not in _CHOICES[column]:
-            known = ", ".join(_CHOICES[column])
-            raise LimitInvalid(f"class {name!r}: expected {column} among {known}, found {value!r}; nothing was changed")
-        return value
-    if column not in _LEAST:
-        known = ", ".join(sorted({*_LEAST, *_CHOICES}))
-        raise LimitInvalid(f"class {name!r}: unknown property {column!r}; known: {known}; nothing was changed")
-    if value is None:
-        return 0 if column == "gpus" else None
-    return _number(name, column, value)
-
-
-def _number(name: str, column: str, value: Any) -> int | float:
-    kind, least = _LEAST[column]
-    most = _MOST.get(column, _MOST_ELSE)
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not fits or not least <= value <= most or (kind is int and value != int(value)):
-        whole = "a whole number" if kind is int else "a number"
-        raise LimitInvalid(
-            f"class {name!r}: expected {column} to be {whole} from {least:g} to {most:g}, found {value!r};"
-            f" nothing was changed"
-        )
-    return kind(value)
 
 
 def remove_class(database: Database, name: str) -> None:

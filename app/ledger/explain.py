@@ -13,13 +13,12 @@ from sqlalchemy import Connection, Row, text
 from app.errors import UnknownName
 from app.ledger import graphs, limiting_factors, pauses
 from app.ledger.database import Database, has_dispatcher, sql
-from app.ledger.limiting_factors import LimitingFactor, SchedulerState
+from app.ledger.limiting_factors import LimitingFactor
 from app.ledger.pressure import MODEL_LIMIT
 from app.ledger.stories import (
     AttemptStory,
     CurrentState,
     LimitSpan,
-    OtherUser,
     PhaseStep,
     QueuePosition,
     Share,
@@ -225,7 +224,7 @@ def _in_line(
     if row.available_at > row.now:
         after = f" after attempt {attempts[-1].number} ended as {attempts[-1].end_reason}" if attempts else ""
         return CurrentState(f"delayed until {row.available_at:%H:%M:%S} UTC{after}", since)
-    place = _place(connection, row, state)
+    place = _place(connection, row)
     bounds = state.factors(queue, row.run_id, place.length, [row.model])
     if not bounds and not has_dispatcher(connection):
         return CurrentState(NO_DISPATCHER, since, (), place)
@@ -252,7 +251,7 @@ FROM tasks WHERE state = 'pending' AND in_line AND requested_mode = :mode AND re
 """)
 
 
-def _place(connection: Connection, row: Row[Any], state: SchedulerState) -> QueuePosition:
+def _place(connection: Connection, row: Row[Any]) -> QueuePosition:
     """Returns a task's position in its queue, in the order of the queue's index: see `app.ledger.waiting.heads`."""
     own = connection.execute(
         _BEFORE,
@@ -267,15 +266,7 @@ def _place(connection: Connection, row: Row[Any], state: SchedulerState) -> Queu
             "user": row.user_name,
         },
     ).one()
-    rows = sql(
-        connection,
-        "SELECT user_name, count(*) AS waiting FROM tasks WHERE state = 'pending' AND in_line"
-        " AND requested_mode = :mode AND resource_class = :class AND user_name <> :user"
-        " GROUP BY user_name ORDER BY waiting DESC, user_name",
-        {"mode": row.requested_mode, "class": row.resource_class, "user": row.user_name},
-    )
-    others = tuple(OtherUser(other.user_name, other.waiting, state.users[other.user_name]) for other in rows)
-    return QueuePosition(own.before + 1, own.length, others)
+    return QueuePosition(own.before + 1, own.length)
 
 
 _COMING = text("""
@@ -285,11 +276,6 @@ SELECT count(*) FILTER (WHERE state = 'requested') AS requested, count(*) FILTER
     extract(epoch FROM clock_timestamp() - min(requested_at) FILTER (WHERE state IN ('requested', 'booting')))::float8
         AS oldest_s
 FROM instances WHERE mode = :mode AND resource_class = :class AND state NOT IN ('terminated', 'failed')
-""")
-_BOOT = text("""
-SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM ready_at - requested_at)) FROM (
-    SELECT ready_at, requested_at FROM instances WHERE mode = :mode AND resource_class = :class AND ready_at IS NOT NULL
-    ORDER BY id DESC LIMIT 20) lately
 """)
 
 
@@ -308,11 +294,8 @@ def _unclaimed(connection: Connection, attempt: Row[Any], since: datetime) -> Cu
         doing = f"waits for a free worker: {used} of {coming.slots} slots on {coming.ready} ready instance(s) in use"
         return CurrentState(f"{doing}; {message}", since)
     doing = f"waits for an instance: {coming.requested} requested, {coming.booting} booting, {coming.ready} ready"
-    usual = connection.execute(_BOOT, key).scalar()
     if coming.oldest_s is not None:
         doing += f"; the oldest was asked for {coming.oldest_s:.1f} s ago"
-    if usual is not None:
-        doing += f"; they usually take {usual:.1f} s"
     return CurrentState(f"{doing}; {message}", since)
 
 

@@ -76,31 +76,21 @@ def invite(database: Database, *, name: str = "", expires_s: float = EXPIRES_S, 
     return secret
 
 
-def admit(
-    connection: Connection, token: str, called: str, installation: str, key: str = ""
-) -> tuple[JoinedHost, HostSecrets, JoinedHost | None]:
+def admit(connection: Connection, token: str, called: str, installation: str) -> tuple[JoinedHost, HostSecrets]:
     """Uses up a token: registers its host and creates the host's role. A rollback undoes all of it.
 
-    called: the machine's own name, used if the token has none; a name in use gets a suffix. key: made by the machine.
-    With the key that used up the token, the token works again until it expires: the host of the lost answer is removed,
-    and returned as the third value.
+    called: the machine's own name, used if the token has none; a name in use gets a suffix.
 
     Raises: NotSignedIn: the token is unknown, used or expired. InstallationFailed.
     """
     row = sql(
         connection,
-        "SELECT host_name, instance_id, host_id, key_sha256, used_at, expires_at, expires_at <= clock_timestamp() AS"
-        " expired FROM join_tokens WHERE token_sha256 = :digest FOR UPDATE",
+        "SELECT host_name, instance_id, used_at, expires_at, expires_at <= clock_timestamp() AS expired"
+        " FROM join_tokens WHERE token_sha256 = :digest FOR UPDATE",
         {"digest": digest(token)},
     ).first()
-    earlier = None
-    if row is not None and key and row.key_sha256 == digest(key):
-        host = sql(connection, f"{_HOSTS} AND j.id = :id", {"id": row.host_id}).first()
-        earlier = None if host is None else JoinedHost(**host._asdict())
-    if row is None or row.expired or (row.used_at is not None and earlier is None):
+    if row is None or row.expired or row.used_at is not None:
         raise NotSignedIn(_why_not(row))
-    if earlier is not None:
-        leave(connection, earlier)
     host_id = uuids.uuid7()
     end = host_id.hex[-12:]
     credentials = HostSecrets(password=secrets.token_urlsafe(32), leave=f"mfl_{secrets.token_urlsafe(32)}")
@@ -112,22 +102,17 @@ def admit(
         "secret": digest(credentials.leave),
         "instance": row.instance_id,
         "token": digest(token),
-        "key": digest(key) if key else None,
     }
     joined_at = sql(
         connection,
-        "WITH used AS (UPDATE join_tokens SET used_at = clock_timestamp(), key_sha256 = :key, host_id = :id"
+        "WITH used AS (UPDATE join_tokens SET used_at = clock_timestamp(), host_id = :id"
         " WHERE token_sha256 = :token)"
         " INSERT INTO joined_hosts (id, name, account, broker_sha256, secret_sha256, instance_id)"
         " VALUES (:id, :name, :account, :broker, :secret, :instance) RETURNING joined_at",
         values,
     ).scalar_one()
     host_roles.create(connection, values["account"], credentials.password)
-    return (
-        JoinedHost(host_id, values["name"], values["account"], row.instance_id, joined_at, None),
-        credentials,
-        earlier,
-    )
+    return JoinedHost(host_id, values["name"], values["account"], row.instance_id, joined_at, None), credentials
 
 
 def _why_not(row: Any) -> str:

@@ -142,8 +142,12 @@ class Use:
 def show(database: Database, settings: Settings) -> list[Use]:
     """Returns every limit that is set, held, or waited for, and the slots of every class; by name."""
     with database.begin() as connection:
-        uses = [*_semaphores(connection, settings), *_slots(connection, settings)]
-    return sorted(uses, key=lambda use: use.name)
+        return uses(connection, settings)
+
+
+def uses(connection: Connection, settings: Settings) -> list[Use]:
+    """Returns the same as `show`, within a transaction."""
+    return sorted([*_semaphores(connection, settings), *_slots(connection, settings)], key=lambda use: use.name)
 
 
 def _semaphores(connection: Connection, settings: Settings) -> Iterator[Use]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 from sqlalchemy.dialects.postgresql import insert
 
 from app.errors import UnknownName
@@ -26,16 +26,6 @@ class Change:
     run_id: UUID
     changed: bool
     waiting: int  # its waiting tasks
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """A stored pause."""
-
-    run_id: UUID
-    since: datetime
-    reason: str
-    waiting: int
 
 
 def limit_name(run_id: UUID) -> str:
@@ -103,11 +93,10 @@ _CLOSE = text(
 )
 
 
-def all_of(database: Database) -> list[Pause]:
-    """Returns every pause, oldest first, with the number of tasks that it keeps waiting."""
-    with database.begin() as connection:
-        rows = sql(connection, "SELECT name, since, reason FROM pauses WHERE kind = 'run' ORDER BY since, name").all()
-        return [Pause(UUID(row.name), row.since, row.reason, _waiting(connection, UUID(row.name))) for row in rows]
+def of_run(database: Database, run_id: UUID) -> Row[Any] | None:
+    """Returns `since` and `reason` of a run's pause; None: it is not paused."""
+    statement = "SELECT since, reason FROM pauses WHERE kind = :kind AND name = :name"
+    return database.sql(statement, {"kind": _KIND, "name": str(run_id)}).first()
 
 
 def _waiting(connection: Connection, run_id: UUID) -> int:

@@ -5,18 +5,19 @@ The row `*` applies to everybody without a row of their own. Use is not stored, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from pydantic import Field
 from sqlalchemy import Connection, text
 
 from app.errors import LimitInvalid, QuotaExceeded
 from app.ledger import events
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
+from app.models.wire import Wire, checked
 
 EVERYBODY = "*"
 """Name of the row for users without a row of their own."""
@@ -96,13 +97,21 @@ _PENDING = text(
 )
 
 
-_WHOLE = ("running", "pending", "instances")
-_FIELDS = ("weight", *_WHOLE, "spend_usd")
 _MOST = 1_000_000_000
 
 
+class QuotaChanges(Wire):
+    """The fields to change: a missing field stays as it is, None removes the quota (weight: back to 1)."""
+
+    weight: float | None = Field(default=None, ge=0.001, le=_MOST)
+    running: int | None = Field(default=None, ge=0, le=_MOST)
+    pending: int | None = Field(default=None, ge=0, le=_MOST)
+    instances: int | None = Field(default=None, ge=0, le=_MOST)
+    spend_usd: float | None = Field(default=None, ge=0, le=_MOST)
+
+
 def set_quota(database: Database, user_name: str, **changes: Any) -> Quota:
-    """Changes the named fields; None removes a quota (weight: back to 1). In force with the next pass.
+    """Changes the named fields, as `QuotaChanges` has them. In force with the next pass.
 
     A user's first row begins as a copy of `*`, so that setting one user's weight does not remove the quotas that `*`
     sets for them.
@@ -111,9 +120,11 @@ def set_quota(database: Database, user_name: str, **changes: Any) -> Quota:
     """
     if not user_name or len(user_name) > 200:
         raise LimitInvalid(f"expected the name of a user, or `*` for all others, found {user_name!r}")
-    values = {field: _checked(user_name, field, value) for field, value in changes.items()}
+    values = checked(QuotaChanges, changes, f"quota of {user_name!r}").model_dump(exclude_unset=True)
     if not values:
-        raise LimitInvalid(f"quota of {user_name!r}: expected something to set, of: {', '.join(_FIELDS)}")
+        raise LimitInvalid(f"quota of {user_name!r}: expected something to set")
+    if "weight" in values:
+        values["weight"] = values["weight"] or 1.0
     with database.begin() as connection:
         connection.execute(_FIRST_ROW, {"user": user_name})
         columns = ", ".join(f"{field} = :{field}" for field in values)  # names of our own table above
@@ -132,23 +143,6 @@ _FIRST_ROW = text(
     " SELECT :user, coalesce(q.weight, 1), q.running, q.pending, q.instances, q.spend_usd"
     " FROM (SELECT 1) AS one LEFT JOIN quotas q ON q.user_name = '*' ON CONFLICT (user_name) DO NOTHING"
 )
-
-
-def _checked(user_name: str, field: str, value: Any) -> int | float | None:
-    """Returns the value in the form that the table takes. Raises: LimitInvalid."""
-    if field not in _FIELDS:
-        raise LimitInvalid(f"unknown quota {field!r}; known: {', '.join(_FIELDS)}; nothing was changed")
-    if value is None:
-        return 1.0 if field == "weight" else None
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    least = 0.001 if field == "weight" else 0
-    if not number or not least <= value <= _MOST or (field in _WHOLE and value != int(value)):
-        kind = "a whole number" if field in _WHOLE else "a number"
-        above = "above 0" if field == "weight" else "of 0 or more"
-        raise LimitInvalid(
-            f"quota of {user_name!r}: expected {field} to be {kind} {above}, found {value!r}; nothing was changed"
-        )
-    return int(value) if field in _WHOLE else float(value)
 
 
 def remove(database: Database, user_name: str) -> None:
@@ -185,8 +179,8 @@ _USAGE = text(
     "WITH live AS (SELECT user_name, count(*) AS running, count(*) FILTER (WHERE mode = 'ephemeral') AS instances"
     " FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1),"
     " waiting AS (SELECT user_name, count(*) AS pending FROM tasks WHERE state = 'pending' GROUP BY 1)"
-    " SELECT user_name, coalesce(running, 0) AS running, coalesce(pending, 0) AS pending,"
-    " coalesce(instances, 0) AS instances, coalesce(spent_usd, 0) AS spent_usd, since"
+    " SELECT user_name AS user, coalesce(running, 0) AS running, coalesce(pending, 0) AS pending,"
+    " coalesce(instances, 0) AS instances, coalesce(spent_usd, 0) AS spent_usd, since AS spent_since"
     " FROM (SELECT user_name FROM quotas) AS rows FULL JOIN live USING (user_name) FULL JOIN waiting USING (user_name)"
     " FULL JOIN accounts USING (user_name) ORDER BY user_name"
 )
@@ -195,17 +189,11 @@ _USAGE = text(
 def usage(database: Database) -> list[QuotaUsage]:
     """Returns all users with a quota, an account, or waiting or running work; `*` first, without use of its own."""
     with database.begin() as connection:
-        book = load(connection)
-        return [
-            QuotaUsage(
-                user=row.user_name,
-                own=row.user_name in book.quotas,
-                quota=book.of(row.user_name),
-                running=row.running,
-                pending=row.pending,
-                instances=row.instances,
-                spent_usd=row.spent_usd,
-                spent_since=row.since,
-            )
-            for row in connection.execute(_USAGE)
-        ]
+        return usages(connection)
+
+
+def usages(connection: Connection) -> list[QuotaUsage]:
+    """Returns the same as `usage`, within a transaction."""
+    book = load(connection)
+    rows = connection.execute(_USAGE)
+    return [QuotaUsage(**row._asdict(), own=row.user in book.quotas, quota=book.of(row.user)) for row in rows]

@@ -56,21 +56,11 @@ class AttemptStory:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherUser:
-    """Another user with tasks in the same mode and class."""
-
-    user_name: str
-    waiting: int
-    running: int
-
-
-@dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """Position of a task in its queue, 1 is next; `beside`: other users with tasks in the same mode and class."""
+    """Position of a task in its queue, 1 is next."""
 
     position: int
     length: int
-    beside: tuple[OtherUser, ...]
 
 
 @dataclass(frozen=True, slots=True)

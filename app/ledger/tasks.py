@@ -1,4 +1,4 @@
-"""Cancels tasks, and retries those that were not scored."""
+"""Cancels tasks, ends those past their deadline, and retries those that were not scored."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from app.ledger import admission, events, graphs
+from app.ledger import admission, events, gradings, graphs
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
-from app.models.endings import EndReason
+from app.models.endings import EndReason, RetryPolicy
+from app.models.outcome import Failure
+
+GRACE_S = 30.0
+"""An expired attempt that has not stopped this long after the request is taken away from its worker."""
 
 _ROUNDS = 5
 _ROUND_S = 0.02
+_BATCH = 20_000
+_KINDS = {EndReason.SUPERSEDED: "task.superseded", EndReason.EXPIRED: "task.expired"}
+_OVERDUE = Failure(error="StaleWriter", message="its deadline has passed and its worker did not stop when told to")
 
 
 def cancel(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
@@ -50,7 +57,7 @@ def end(connection: Connection, task_ids: Sequence[UUID], reason: EndReason) -> 
     connection.execute(_LOCK, values)
     connection.execute(_CANCEL_ATTEMPTS, values)
     rows = connection.execute(_CANCEL_TASKS, values).all()
-    kind = "task.superseded" if reason is EndReason.SUPERSEDED else "task.cancel_requested"
+    kind = _KINDS.get(reason, "task.cancel_requested")
     events.append(connection, *(Fact(kind, row.run_id, row.id) for row in rows))
     events.tell_outcome(connection, [row.id for row in rows if row.state == "cancelled"])
     events.wake_dispatcher(connection)
@@ -86,6 +93,29 @@ UPDATE tasks t SET cancel_requested_at = coalesce(cancel_requested_at, clock_tim
     finished_at = CASE WHEN asked.live THEN NULL ELSE clock_timestamp() END
 FROM asked WHERE t.id = asked.id RETURNING t.id, t.run_id, t.state
 """)
+
+
+def expire(connection: Connection, retry: RetryPolicy) -> list[UUID]:
+    """Ends tasks past their deadline: waiting ones at once, running ones by a request; returns the attempts to nudge.
+
+    Waits for no lock: tasks that are locked at this moment are looked at the next time.
+    """
+    due = list(sql(connection, _DUE, {"batch": _BATCH}).scalars())
+    running = end(connection, due, EndReason.EXPIRED)[0] if due else []
+    hung = sql(connection, _HUNG, {"grace": GRACE_S}).scalars()
+    return running + gradings.take_away(connection, list(hung), _OVERDUE, EndReason.EXPIRED, retry)
+
+
+_DUE = """
+SELECT id FROM tasks WHERE deadline_at <= clock_timestamp() AND cancel_requested_at IS NULL
+    AND state IN ('pending', 'admitted', 'running') ORDER BY deadline_at LIMIT :batch FOR UPDATE SKIP LOCKED
+"""
+_HUNG = """
+SELECT a.id FROM tasks t JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
+WHERE t.deadline_at <= clock_timestamp() AND t.state = 'running' AND t.cancel_reason = 'expired'
+    AND t.cancel_requested_at < clock_timestamp() - make_interval(secs => :grace)
+    AND a.state IN ('running', 'grading') FOR UPDATE OF a SKIP LOCKED
+"""
 
 
 def settle_cancelled(database: Database) -> list[UUID]:

@@ -14,7 +14,7 @@ from uuid import UUID
 import structlog
 
 from app.errors import DatabaseUnavailable, StationError
-from app.ledger import connections, deadlines, instances, replicas, semaphores, tasks, waiting
+from app.ledger import connections, instances, replicas, semaphores, tasks, waiting
 from app.ledger.database import RECONCILER, Database, Leadership
 from app.ledger.instances import LiveInstance
 from app.models.endings import RetryPolicy
@@ -90,7 +90,7 @@ class Reconciler:
         self._close_lost()
         with self._database.begin() as connection:
             reclaimed = waiting.reclaim_lapsed(connection, self._retry)
-            expired = deadlines.expire(connection, self._retry)
+            expired = tasks.expire(connection, self._retry)
         if reclaimed:
             log.warning("reconciler.reclaimed", attempts=[str(attempt_id) for attempt_id in reclaimed[:20]])
         due = replicas.tend(self._database, self._settings.lease_s, self._retry)

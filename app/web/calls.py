@@ -107,12 +107,10 @@ class WebCall:
             return set(sql(connection, statement, {"user": self.whose, "ids": sorted(run_ids)}).scalars())
 
     def story(self, task_id: UUID) -> TaskStory:
-        """Returns a task's story as the caller may see it: without other tasks that wait, or hold what it waits for."""
+        """Returns a task's story as the caller may see it: without other tasks that hold what it waits for."""
         story = explain.task(self.database, self.services.settings, task_id)
-        if self.whose is None or story.now is None:
+        if self.whose is None or story.now is None or story.now.place is not None:
             return story
-        if (place := story.now.place) is not None:
-            return replace(story, now=replace(story.now, place=replace(place, beside=())))
         bounds = tuple(replace(one, why="") for one in story.now.bounds)  # of an attempt: `why` names the holder
         return replace(story, now=replace(story.now, bounds=bounds))
 

@@ -10,7 +10,6 @@ import math
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,40 +72,20 @@ class TerminalCommand:
     begun: float
     ended: float | None = None
     how: str = ""  # how it ended; empty: successfully
-    left_out: int = 0  # bytes
-    _head: list[tuple[float, bytearray]] = field(default_factory=list)
-    _tail: deque[tuple[float, bytearray]] = field(default_factory=deque)
-    _head_bytes: int = 0
-    _tail_bytes: int = 0
+    left_out: int = 0  # bytes, at the end
+    _pieces: list[tuple[float, bytearray]] = field(default_factory=list)
+    _size: int = 0
 
     def write(self, data: bytes) -> None:
         """Records a piece of the output stream, with the current time."""
         now = time.monotonic()
-        if self._head_bytes < _STREAM_BYTES // 2 and not self._tail:
-            room = self.terminal.grant(self.stage, min(len(data), _STREAM_BYTES // 2 - self._head_bytes))
-            if room and self._head and now - self._head[-1][0] < _TOGETHER_S:
-                self._head[-1][1].extend(data[:room])
-            elif room:
-                self._head.append((now, bytearray(data[:room])))
-            self._head_bytes += room
-            data = data[room:]
-        if data:
-            self._write_tail(now, data)
-
-    def _write_tail(self, now: float, data: bytes) -> None:
-        if self._tail and now - self._tail[-1][0] < _TOGETHER_S:
-            self._tail[-1][1].extend(data)
-        else:
-            self._tail.append((now, bytearray(data)))
-        self._tail_bytes += len(data)
-        while self._tail_bytes > _STREAM_BYTES // 2:
-            _, first = self._tail[0]
-            over = min(self._tail_bytes - _STREAM_BYTES // 2, len(first))
-            del first[:over]
-            self._tail_bytes -= over
-            self.left_out += over
-            if not first:
-                self._tail.popleft()
+        room = self.terminal.grant(self.stage, min(len(data), _STREAM_BYTES - self._size))
+        if room and self._pieces and now - self._pieces[-1][0] < _TOGETHER_S:
+            self._pieces[-1][1].extend(data[:room])
+        elif room:
+            self._pieces.append((now, bytearray(data[:room])))
+        self._size += room
+        self.left_out += len(data) - room
 
     def send(self, data: bytes) -> None:
         """Records the beginning of the input stream."""
@@ -116,9 +95,6 @@ class TerminalCommand:
         """Records the end of the command; only the first call counts."""
         if self.ended is None:
             self.ended, self.how = time.monotonic(), how
-            if self._tail and self.terminal.grant(self.stage, self._tail_bytes) < self._tail_bytes:
-                self._tail.clear()
-                self.left_out += self._tail_bytes
 
     def finish(self, result: CommandResult) -> None:
         """Records the end of the command and its whole output."""
@@ -130,16 +106,15 @@ class TerminalCommand:
         pieces = [_without_middle(one) for one in (result.stdout, result.stderr) if one]
         size = sum(map(len, pieces))
         if self.terminal.grant(self.stage, size) == size:
-            self._head += [(self.ended, bytearray(piece)) for piece in pieces]
+            self._pieces += [(self.ended, bytearray(piece)) for piece in pieces]
         else:
             self.left_out = len(result.stdout) + len(result.stderr)
 
     def pieces(self, secrets: Sequence[bytes]) -> list[tuple[float, bytes]]:
         """Returns the output with its times, without secrets; also removes a secret split over two pieces."""
-        pieces: list[tuple[float, bytes | bytearray]] = [*self._head]
+        pieces: list[tuple[float, bytes | bytearray]] = [*self._pieces]
         if self.left_out:
-            pieces.append((self._tail[0][0] if self._tail else self.ended or self.begun, left_out(self.left_out)))
-        pieces += self._tail
+            pieces.append((self.ended or time.monotonic(), left_out(self.left_out)))
         whole = b"".join(piece for _, piece in pieces)
         if not any(secret in whole for secret in secrets):
             return [(at, bytes(piece)) for at, piece in pieces]

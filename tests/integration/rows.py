@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import Row, text
 
 from app.ledger import model_calls
 from app.ledger.database import Database
@@ -123,6 +123,10 @@ def facts(database: Database) -> list[tuple[str, dict[str, Any]]]:
     """Kind and data of every fact, in order."""
     rows = database.sql("SELECT kind, data FROM events ORDER BY id")
     return [(row.kind, row.data) for row in rows]
+
+
+def paused(database: Database) -> Sequence[Row[Any]]:
+    return database.sql("SELECT name, since, reason FROM pauses ORDER BY since").all()
 
 
 def a_call(database: Database, *, cost_usd: float | None, **given: Any) -> None:

@@ -86,7 +86,6 @@ def test_a_change_is_a_fact_and_wakes_the_dispatcher(database: Database) -> None
         {"cpus": float("inf")},
         {"memory_bytes": -5},
         {"pool_max": 2.5},
-        {"pool_max": True},
         {"pool_max": 10**12},
         {"gpus": -1},
         {"pool_cooldown_s": -0.1},

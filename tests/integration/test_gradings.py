@@ -13,7 +13,7 @@ from app import evaluation
 from app.errors import StaleWriter
 from app.evaluation import Submission
 from app.grading import grader_for
-from app.ledger import attempts, deadlines, ends, gradings, instances, receipts, results, tasks, waiting
+from app.ledger import attempts, ends, gradings, instances, receipts, results, tasks, waiting
 from app.ledger.accept import NewRun, accept
 from app.ledger.attempts import Claim
 from app.ledger.audit import look
@@ -282,7 +282,7 @@ def test_cancelled_while_it_is_graded_its_grader_is_told(queued: Queued, how: st
 def test_a_deadline_ends_what_waits_for_its_grading(queued: Queued) -> None:
     write(queued.database, "UPDATE tasks SET deadline_at = clock_timestamp() - interval '1 s'")
     with queued.database.begin() as connection:
-        deadlines.expire(connection, RETRY)
+        tasks.expire(connection, RETRY)
     tasks.settle_cancelled(queued.database)
     assert queued.states[1:] == ("cancelled", "expired")
     assert queued.left == 0

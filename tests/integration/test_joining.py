@@ -21,14 +21,12 @@ from starlette.testclient import TestClient
 from structlog.testing import capture_logs
 
 from app import celery_app
-from app.cli import membership
 from app.cli.hosts import leave
 from app.errors import (
     InstallationFailed,
     MegaFlowError,
     NotSignedIn,
     OptionInvalid,
-    ServerUnavailable,
     SettingsInvalid,
 )
 from app.instances import broker_users, joining
@@ -43,7 +41,6 @@ from app.stopping import StopListener, nudge
 from app.web.server import application
 from app.workers.instance import _DrainCheck, _worker
 from tests.building import ready_instance
-from tests.integration.remote_fixture import LosesAnswers, Site
 from tests.services import MakeSettings
 from tests.waiting import eventually
 
@@ -124,46 +121,13 @@ def test_a_token_works_once_also_for_two_at_once(settings: Settings, database: D
         joining.join(settings, database, token, "machine")
 
 
-def test_the_machine_whose_answer_was_lost_asks_again_and_no_other(
-    settings: Settings, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variables = settings.variables()
-    for name in ("MEGAFLOW_JOIN_SETTINGS", "MEGAFLOW_GATEWAY_URL"):
-        monkeypatch.setenv(name, variables[name])
-    monkeypatch.setattr(membership, "_PATIENCE_S", 0.0)
-    site, token = Site(settings, database), hosts.invite(database)
-    site.start()
-    lossy = LosesAnswers(site.port, losses=1)
-    here, other = (Settings(home=tmp_path / name) for name in ("here", "other"))
-    try:
-        with pytest.raises(ServerUnavailable):
-            membership.join(here, lossy.url, token, {}, called="machine")
-        earlier = hosts.by_name(database, "machine")
-        key = (here.home / "join.key").read_text()
-        with pytest.raises(NotSignedIn, match="used at"):
-            membership.join(other, site.url, token, {}, called="machine")
-        made = membership.join(here, site.url, token, {}, called="machine")
-    finally:
-        lossy.close()
-        site.end()
-    (host,) = hosts.joined(database)
-    assert (host.name, host.account != earlier.account, made.name) == ("machine", True, "machine")
-    assert earlier.account not in _roles(database)
-    with _redis_of(settings, host.account, _password(made)) as client:
-        assert client.ping()
-    assert broker_users.restore(settings, {host.account: ""}) == [], "the earlier user is gone"
-    joining.revoke(settings, database, host, "its host left")
-    with pytest.raises(NotSignedIn, match="used at"):
-        joining.join(settings, database, token, "machine", key)
-
-
 def test_wrong_and_expired_tokens_are_refused_by_name(settings: Settings, database: Database) -> None:
     expired = hosts.invite(database, expires_s=60)
     with database.begin() as connection:
         sql(connection, "UPDATE join_tokens SET expires_at = expires_at - interval '2 minutes'")
     for token, why in ((expired, "expired at"), ("mfj_guess", "unknown"), ("", "unknown")):
         with pytest.raises(NotSignedIn, match=why):
-            joining.join(settings, database, token, "machine", "key")
+            joining.join(settings, database, token, "machine")
     assert hosts.joined(database) == []
     for wrong in ({"expires_s": 0.0}, {"expires_s": float("inf")}, {"name": "a/b"}):
         with pytest.raises(OptionInvalid):

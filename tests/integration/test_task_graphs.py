@@ -20,7 +20,6 @@ from app.ledger import (
     accept,
     admission,
     audit,
-    deadlines,
     ends,
     explain,
     explain_run,
@@ -42,7 +41,7 @@ from app.models.states import TaskState
 from app.settings import Settings
 from tests.building import RETRY, a_spec, accepted, new_id, ready_instance, taken
 from tests.integration.command import CommandLine
-from tests.integration.rows import every, facts, one, write
+from tests.integration.rows import every, facts, one, paused, write
 from tests.waiting import eventually
 
 _FAILED = Failure(error="Broken", message="as the test wants it")
@@ -254,7 +253,7 @@ def test_an_expired_task_and_a_superseded_one_cancel_what_comes_after_them(datab
     (expired, second), (superseded, fourth) = a_pair(database), a_pair(database)
     write(database, "UPDATE tasks SET deadline_at = now() - interval '1 s' WHERE id = :id", id=expired)
     with database.begin() as connection:
-        deadlines.expire(connection, RETRY)
+        tasks.expire(connection, RETRY)
         tasks.end(connection, [superseded], EndReason.SUPERSEDED)
     a_pass(database)
     assert "cancelled (expired)" in why(database, second)
@@ -348,7 +347,7 @@ def test_what_waits_expires(database: Database) -> None:
     run = after(database, first, deadline_at=datetime.now(UTC) + timedelta(hours=1))
     write(database, "UPDATE tasks SET deadline_at = now() - interval '1 s' WHERE run_id = :id", id=run.run_id)
     with database.begin() as connection:
-        deadlines.expire(connection, RETRY)
+        tasks.expire(connection, RETRY)
     (second,) = results.results(database, run.task_ids)
     assert (second.state, second.end_reason) == ("cancelled", "expired")
     a_pass(database)
@@ -624,8 +623,8 @@ def test_no_order_of_ends_in_any_graph_begins_a_task_early_or_leaves_one_waiting
             world.quiet.set()
         for one_of in disturbed + going:
             one_of.result(timeout=60)
-    for pause in pauses.all_of(database):
-        pauses.resume(database, str(pause.run_id))
+    for pause in paused(database):
+        pauses.resume(database, pause.name)
     world.quiet.clear()
     with ThreadPoolExecutor(2) as threads:
         going = [threads.submit(world.work), threads.submit(world.dispatch)]

@@ -23,7 +23,7 @@ from app.models.kinds import UsageBy as By
 from app.settings import Settings
 from tests.building import a_spec, new_id
 from tests.integration.command import CommandLine
-from tests.integration.rows import a_call, a_run, a_task, ago, an_attempt, insert, one
+from tests.integration.rows import a_call, a_run, a_task, ago, an_attempt, insert, one, paused
 
 TOKENS = {"prompt_tokens": 1000, "completion_tokens": 10, "cached_tokens": 400}
 USED: dict[str, Any] = {"duration_s": 2.0, "waited": {"model": 0.5}, **TOKENS}
@@ -137,8 +137,8 @@ def test_the_command_as_json(used: UUID, megaflow: CommandLine) -> None:
         assert sum(row["calls"] for row in found) == 4
 
 
-def paused(database: Database) -> dict[str, str]:
-    return {str(row.run_id): row.reason for row in pauses.all_of(database)}
+def reasons(database: Database) -> dict[str, str]:
+    return {row.name: row.reason for row in paused(database)}
 
 
 def test_a_run_that_has_spent_its_budget_is_paused_once_and_says_why(database: Database) -> None:
@@ -150,8 +150,8 @@ def test_a_run_that_has_spent_its_budget_is_paused_once_and_says_why(database: D
         a_call(database, cost_usd=None, run_id=run)
     assert pauses.hold_spent(database) == [run_id]
     assert pauses.hold_spent(database) == []
-    assert list(paused(database)) == [str(run_id)]
-    assert "$1" in paused(database)[str(run_id)]
+    assert list(reasons(database)) == [str(run_id)]
+    assert "$1" in reasons(database)[str(run_id)]
     assert one(database, "SELECT in_line FROM tasks WHERE run_id = :r", r=run_id).in_line is False
 
 
@@ -168,14 +168,14 @@ def test_more_money_lets_it_go_on_and_less_does_not(database: Database) -> None:
     a_call(database, cost_usd=1.5, run_id=run_id)
     pauses.hold_spent(database)
     assert pauses.set_budget(database, str(run_id), 1.25) == (run_id, 1.5)
-    assert paused(database)
+    assert reasons(database)
     pauses.set_budget(database, str(run_id)[-12:], 2.0)
-    assert not paused(database)
+    assert not reasons(database)
     assert pauses.hold_spent(database) == []
     a_call(database, cost_usd=0.5, run_id=run_id)
     assert pauses.hold_spent(database) == [run_id]
     pauses.set_budget(database, str(run_id), None)
-    assert not paused(database)
+    assert not reasons(database)
 
 
 def test_money_that_is_given_while_it_looks_leaves_the_run_as_it_is(database: Database) -> None:
@@ -191,7 +191,7 @@ def test_money_that_is_given_while_it_looks_leaves_the_run_as_it_is(database: Da
             while not held.done() and not one(database, waiting).n:
                 time.sleep(0.01)
         assert held.result(30) == []
-    assert not paused(database)
+    assert not reasons(database)
 
 
 def test_a_pause_by_hand_is_not_lifted_by_money(database: Database) -> None:
@@ -199,7 +199,7 @@ def test_a_pause_by_hand_is_not_lifted_by_money(database: Database) -> None:
     a_task(database, run_id)
     pauses.pause(database, str(run_id), "disk is full")
     pauses.set_budget(database, str(run_id), 5.0)
-    assert paused(database) == {str(run_id): "disk is full"}
+    assert reasons(database) == {str(run_id): "disk is full"}
 
 
 def test_impossible_budgets_and_unknown_runs_are_refused(database: Database) -> None:

@@ -22,7 +22,7 @@ from sqlalchemy import event
 from starlette.requests import HTTPConnection
 
 from app.errors import ExportRefused, SpecInvalid
-from app.ledger import events, limits, names, pauses, results, tasks, users
+from app.ledger import events, limits, names, results, tasks, users
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.ledger.users import Scope, TokenKind
@@ -32,7 +32,7 @@ from app.web.access import Access, WebUser
 from app.web.bundle import write_bundle
 from app.web.pages.run import run_text
 from tests.building import a_task, accepted
-from tests.integration.rows import a_call, ago
+from tests.integration.rows import a_call, ago, paused
 from tests.integration.test_reports import NIGHT, recording, verdict
 from tests.integration.web_fixture import Web, csrf_of, error_of, second_of, web
 
@@ -442,9 +442,9 @@ def test_forms_do_what_they_say_and_put_it_on_record(web: Web) -> None:
             return client.get(mine).text
 
         assert press(f"{mine}/pause", reason="disk is full") == mine
-        assert (bool(pauses.all_of(web.database)), "Paused since" in page(), 'action="/r' in page()) == (True,) * 3
+        assert (bool(paused(web.database)), "Paused since" in page(), 'action="/r' in page()) == (True,) * 3
         assert press(f"{mine}/resume") == mine
-        assert (pauses.all_of(web.database), "Paused since" in page()) == ([], False)
+        assert (paused(web.database), "Paused since" in page()) == ([], False)
         assert press(f"/tasks/{first}/cancel", reason="wrong image") == f"/tasks/{first}"
         assert states() == [TaskState.CANCELLED, TaskState.PENDING]
         assert press(f"/tasks/{first}/retry", reason="right image") == f"/tasks/{first}"

@@ -49,8 +49,8 @@ def test_the_page_of_goals_says_what_the_results_beside_it_say() -> None:
     assert (RESULTS / standing.PAGE).read_text() == standing.page(RESULTS), "run `python -m bench.standing`"
 
 
-_KIND = re.compile(r"""(?:Fact\(|SELECT |kind = )["']((?:task|attempt|audit|run)\.[a-z_]+)["']""")
-_BY_PEOPLE = {"run.paused", "run.resumed", "run.budget_set", "run.deadline_set"}
+_KIND = re.compile(r"""(?:Fact\(|SELECT |kind = |EndReason\.[A-Z]+: )["']((?:task|attempt|audit|run)\.[a-z_]+)["']""")
+_BY_PEOPLE = {"run.paused", "run.resumed", "run.budget_set"}
 
 
 def test_operations_names_every_kind_of_event() -> None:

@@ -13,7 +13,7 @@ from app.evaluation import Submission
 from app.ledger import limits, quotas, schedules
 from app.ledger.limits import Use
 from app.ledger.model_usage import UsageRow
-from app.ledger.quotas import Quota, QuotaUsage
+from app.ledger.quotas import Quota, QuotaChanges, QuotaUsage
 from app.ledger.schedules import Schedule
 from app.ledger.users import Scope
 from app.models.kinds import UsageBy
@@ -51,14 +51,9 @@ class LimitChange(Wire):
     reason: PlainText = Field(default="", max_length=1000)
 
 
-class QuotaChange(Wire):
+class QuotaChange(QuotaChanges):
     """The fields to change: a missing field stays as it is, None removes the limit."""
 
-    weight: float | None = None
-    running: int | None = None
-    pending: int | None = None
-    instances: int | None = None
-    spend_usd: float | None = None
     reason: PlainText = Field(default="", max_length=1000)
 
 

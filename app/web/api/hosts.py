@@ -19,16 +19,15 @@ operations = Operations()
 
 
 class NewHost(Wire):
-    """A machine that joins. called: its own name for itself. key: its own secret, with which it may join again."""
+    """A machine that joins. called: its own name for itself."""
 
     called: PlainText = Field(min_length=1, max_length=200)
-    key: PlainText = Field(default="", max_length=200)
 
 
 @operations.post("/hosts/join", HostCredentials, None, body=NewHost)
 def join_host(call: WebCall) -> HostCredentials:
-    """Joins a machine by the token in the header, once; again only with its key. Returns new credentials."""
-    credentials = joining.join(call.services.settings, call.database, _secret(call), call.body.called, call.body.key)
+    """Joins a machine by the token in the header, once. Returns its credentials."""
+    credentials = joining.join(call.services.settings, call.database, _secret(call), call.body.called)
     record_action(call.database, credentials.name, "host.joined", [credentials.name], address=call.caller.user_name)
     return credentials
 

@@ -59,7 +59,7 @@ def run_values(services: WebServices, run_id: UUID) -> dict[str, Any]:
         "cost": cost,
         "ends": ends,
         "left_s": time_left(status),
-        "paused": next((one for one in pauses.all_of(database) if one.run_id == run_id), None),
+        "paused": pauses.of_run(database, run_id),
     }
 
 
@@ -91,7 +91,7 @@ def run(call: WebCall) -> PageView:
     values = {
         "run": results.run_head(call.database, run_id),
         "part": run_part(call.services, run_id),
-        "paused": any(one.run_id == run_id for one in pauses.all_of(call.database)),
+        "paused": pauses.of_run(call.database, run_id),
         "trail": users.actions(call.database, subjects=[str(run_id)], limit=20),
     }
     return PageView("run.html", {**values, **_table(call, ("end", "agent", "name"), run=run_id)})
