@@ -60,8 +60,7 @@ class OciEnvironment(SessionEnvironment):
         return self._body.id
 
     def describe(self) -> dict[str, Any]:
-        more = {"runtime": self._body.started_by, "user_namespace": self._site.users_apart}
-        return self._described("oci", self._image.id, **more)
+        return self._described("oci", self._image.id, runtime=self._body.started_by)
 
     def adopt(self, tags: Tags) -> None:
         """Records that it belongs to this attempt from now on."""
