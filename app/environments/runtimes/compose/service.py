@@ -19,6 +19,7 @@ from app.environments.contract import ServiceMemory
 from app.environments.runtimes.compose.resources import ComposeResources
 from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.docker.container import DockerEnvironment
+from app.environments.runtimes.docker.provider import container_limits
 from app.environments.session.client import SessionClient
 from app.environments.session.transports import exec_stream
 from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy, StationError
@@ -26,7 +27,6 @@ from app.host import archives
 from app.host.cgroup_counts import MemoryWatch, container_memory_events
 from app.host.container_layer import usage_of
 from app.host.disk import DiskUsage
-from app.host.privileges import CAP_DROP, cpu_shares
 from app.models.shell import OutputLogs
 
 _COPIED, _MOUNTED = "/.megaflow-helper", "/dev/.megaflow-helper"
@@ -138,17 +138,8 @@ class ServiceContainer:
             read_only=service.read_only,
             mounts=[Mount(_MOUNTED, str(self.helper), type="bind", read_only=True)] if service.read_only else [],
             network_mode=self.resources.network_of(service),
-            cpu_shares=cpu_shares(own),
-            nano_cpus=int(min(own.most.cpus, engine.cpus) * 1e9),
-            mem_limit=own.most.memory_bytes,
-            memswap_limit=own.most.memory_bytes,
-            pids_limit=own.pids,
-            cap_drop=CAP_DROP,
-            sysctls={"net.ipv4.ip_unprivileged_port_start": "0"},
-            security_opt=["no-new-privileges"],
-            ipc_mode="private",
             log_config=LogConfig(type="local", config={"max-size": _LOG_BYTES, "max-file": _LOG_FILES}),
-            oom_score_adj=500,  # as every container of a task
+            **container_limits(engine, own),
             **disk_limits.bounds(engine, self.resources.spec),
         )
 

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import structlog
+from docker.types import Mount
 
 from app.compose_file.file import Project
 from app.compose_file.model import Condition, Service
@@ -26,7 +27,7 @@ from app.environments.runtimes.compose.service import ProjectDisk, ServiceContai
 from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.runtimes.docker.provider import DockerProvider
-from app.environments.runtimes.setup import carry_out
+from app.environments.runtimes.setup import EnvironmentRequest, carry_out
 from app.environments.session.transports import Transport, binary_for
 from app.environments.tools import Find, Tool
 from app.errors import EnvironmentFailed, ServiceUnhealthy, StationError
@@ -300,22 +301,18 @@ class MainContainerProvider(DockerProvider):
 
     def _create(
         self,
-        engine: Engine,
-        spec: EnvironmentSpec,
-        tags: Tags,
+        request: EnvironmentRequest,
         image_id: str,
         network: str | None,
         transport: Transport,
         tools: tuple[Tool, ...],
     ) -> str:
-        container_id = super()._create(engine, spec, tags, image_id, network, transport, tools)
+        container_id = super()._create(request, image_id, network, transport, tools)
         self._resources.join_others(self._service, container_id)
         return container_id
 
-    def _limits(
-        self, engine: Engine, spec: EnvironmentSpec, network: str | None, transport: Transport, tools: tuple[Tool, ...]
-    ) -> Any:
-        return self._resources.host_config_of(super()._limits(engine, spec, network, transport, tools), self._service)
+    def _limits(self, spec: EnvironmentSpec, network: str | None, mounts: list[Mount]) -> Any:
+        return self._resources.host_config_of(super()._limits(spec, network, mounts), self._service)
 
 
 def start_inside(environment: DockerEnvironment, resources: ComposeResources, image_id: str, deadline: float) -> None:

@@ -14,10 +14,11 @@ import structlog
 from docker.errors import APIError, DockerException, NotFound
 from requests import RequestException
 
-from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Tags, Times
+from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Tags
 from app.environments.networks import open_egress
 from app.environments.networks.forwarding import forward
 from app.environments.runtimes.session_environment import SessionEnvironment
+from app.environments.runtimes.setup import EnvironmentRequest
 from app.environments.session.client import SessionClient
 from app.environments.session.transports import ContainerTarget, Transport
 from app.environments.tools import Tool, archived
@@ -29,7 +30,6 @@ from app.host.container_layer import ContainerLayer, outside_of, places_of, usag
 from app.host.disk import DiskUsage
 from app.host.engine import Engine
 from app.models.shell import DecideFile, Restart
-from app.models.spec import EnvironmentSpec
 
 log = structlog.get_logger()
 
@@ -51,23 +51,19 @@ class DockerEnvironment(SessionEnvironment):
         self,
         engine: Engine,
         inside: ContainerTarget,
-        spec: EnvironmentSpec,
-        image_id: str,
+        request: EnvironmentRequest,
         transport: Transport,
         layer: ContainerLayer | None,
-        times: Times,
         tools: tuple[Tool, ...] = (),
         *,
-        name: str = "",
-        alone: bool = False,
+        name: str,
+        alone: bool,
     ) -> None:
-        """image_id: the task's image, also when the container is based on a set-up's result. name: if it is known.
-        alone: without any network of the engine.
-        """
-        super().__init__(spec, times, tools)
+        """alone: without any network of the engine."""
+        super().__init__(request.spec, request.times, tools)
         self._engine = engine
         self._inside = inside
-        self._image_id = image_id
+        self._image_id = request.image_id  # the task's, also when the container is based on a set-up's result
         self._transport = transport
         self._layer = layer
         self._name = name
@@ -93,11 +89,10 @@ class DockerEnvironment(SessionEnvironment):
     def _look(self) -> None:
         """Finds out what must be known before the first command; asks the engine only for what is not visible."""
         init, outside = self._transport.init(), self._outside()
-        if self._name and init is not None and outside is not None and in_container(self.id, init):
+        if init is not None and outside is not None and in_container(self.id, init):
             self._pid = init
         else:
             about = self._engine.api.inspect_container(self.id)
-            self._name = str(about["Name"]).lstrip("/")
             self._pid = int(about["State"]["Pid"])
             outside = outside_of(about)
         self._watch_limits()
