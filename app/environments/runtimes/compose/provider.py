@@ -109,10 +109,18 @@ class ComposeProvider(HostProvider):
                 images = held.enter_context(self._held_images(plan, deadline))
             resources = ComposeResources(self._engine, plan, spec, tags)
             start = ProjectStart(
-                self._settings, self._images, self._semaphore, self._watch, resources, images, times, self._find
+                self._settings,
+                self._images,
+                self._semaphore,
+                self._watch,
+                resources,
+                images,
+                times,
+                self._find,
+                timeout_s,
             )
             try:
-                environment = start.environment(deadline, timeout_s)
+                environment = start.environment(deadline)
             except BaseException:
                 start.remove()
                 raise

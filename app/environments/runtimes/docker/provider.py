@@ -50,6 +50,8 @@ log = structlog.get_logger()
 class DockerProvider(HostProvider):
     """Makes containers on the engine of the settings. `transports`: the kinds to try, best first."""
 
+    _environment: Callable[..., DockerEnvironment] = DockerEnvironment
+
     def __init__(
         self,
         settings: Settings,
@@ -125,7 +127,7 @@ class DockerProvider(HostProvider):
                 inside = ContainerTarget(container_id, spec.workdir, self._user(engine, request.image_id))
                 layer = ContainerLayer.of(about, {str(mount["Target"]) for mount in _mounts(transport, tools)})
                 self._images.refuse_unfit(container_id, request.image_id, spec.label)  # leaves files in the layer
-                environment = DockerEnvironment(
+                environment = self._environment(
                     *(engine, inside, request, transport, layer, tools),
                     name=str(about["Name"]).lstrip("/"),
                     alone=network is None,
