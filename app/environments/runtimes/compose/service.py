@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from docker.errors import NotFound
-from docker.types import LogConfig, Mount
+from docker.types import LogConfig
 
 from app.compose_file.model import Condition, HealthCheck, Service
 from app.compose_file.plan import resources_of
@@ -29,8 +29,7 @@ from app.host.container_layer import usage_of
 from app.host.disk import DiskUsage
 from app.models.shell import OutputLogs
 
-_COPIED, _MOUNTED = "/.megaflow-helper", "/dev/.megaflow-helper"
-"""Paths of the session's helper inside; mounted in a read-only container, into which nothing can be copied."""
+_HELPER = "/.megaflow-helper"
 _FIRST_LOOK_S = 0.05
 _LOOK_S = 1.0
 """Maximum pause between checks; an engine checks a service's health only at the file's interval, often 30 s."""
@@ -81,9 +80,7 @@ class ServiceContainer:
             self.resources.join_others(self.service, self.id)
             for one in self.resources.plan.copies[name]:
                 engine.api.put_archive(self.id, "/", one.at_root)
-            if not self.service.read_only:
-                program = archives.of_file(_COPIED, self.helper.read_bytes(), mode=0o755)
-                engine.api.put_archive(self.id, "/", program)
+            engine.api.put_archive(self.id, "/", archives.of_file(_HELPER, self.helper.read_bytes(), mode=0o755))
             with engine.named(f"start service {name!r}", ServiceUnhealthy):  # nothing to execute, no such user
                 engine.api.start(self.id)
             about = engine.api.inspect_container(self.id)
@@ -100,9 +97,8 @@ class ServiceContainer:
 
     def _client(self, user: str, workdir: str) -> SessionClient:
         engine, identity = self.resources.engine, self.id
-        program = _MOUNTED if self.service.read_only else _COPIED
         return SessionClient(
-            lambda: exec_stream(engine, identity, [program, "--stdio"], user=user),
+            lambda: exec_stream(engine, identity, [_HELPER, "--stdio"], user=user),
             label=identity[:12],
             cwd=workdir,
             ended=self.resources.raise_if_ended,
@@ -121,7 +117,6 @@ class ServiceContainer:
                 environment=service.variables,
                 working_dir=service.working_dir,
                 labels=self.resources.labels(service.name),
-                stop_signal=service.stop_signal,
                 healthcheck=_engine_check(service.healthcheck),
                 host_config=self.resources.host_config_of(self._limits(), service),
                 **self.resources.first_network(service),
@@ -135,8 +130,6 @@ class ServiceContainer:
         own = resources_of(service, self.resources.spec.resources)
         return engine.api.create_host_config(
             init=service.init,
-            read_only=service.read_only,
-            mounts=[Mount(_MOUNTED, str(self.helper), type="bind", read_only=True)] if service.read_only else [],
             network_mode=self.resources.network_of(service),
             log_config=LogConfig(type="local", config={"max-size": _LOG_BYTES, "max-file": _LOG_FILES}),
             **container_limits(engine, own),
