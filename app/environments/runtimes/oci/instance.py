@@ -172,7 +172,7 @@ class OciInstance:
         kernel.make_folders_inside(root, tool.target, owner=users.first)
         place = kernel.open_inside(root, tool.target, os.O_PATH | os.O_DIRECTORY)
         try:
-            kernel.show(str(tool.folder), place, users.namespace, by=str(self._site.stage.tool))
+            kernel.show(str(tool.folder), place, users.namespace)
         finally:
             os.close(place)
 
