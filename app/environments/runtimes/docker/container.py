@@ -22,7 +22,7 @@ from app.environments.runtimes.setup import EnvironmentRequest
 from app.environments.session.client import SessionClient
 from app.environments.session.transports import ContainerTarget, Transport
 from app.environments.tools import Tool, archived
-from app.errors import EnvironmentFailed, EnvironmentVanished, NotRestarted, StationError
+from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import layer_files, unseen_layer
 from app.host.cgroup_counts import MemoryWatch, PidsWatch, container_memory_events
 from app.host.cgroups import container_folders, container_processes, in_container
@@ -202,23 +202,16 @@ class DockerEnvironment(SessionEnvironment):
                 self._engine.api.rename(self.id, name)
                 self._name = name
 
-    def _reset(self) -> ResetProof:
+    def _reset_files(self) -> ResetProof:
         """Kills everything, empties the container's layer, proves it empty, starts again. See `ContainerLayer`."""
-        if self._set_up_inside:
-            return ResetProof(clean=False, left=("set-up commands ran: what they made is not in the image",))
-        if self._layer is None:
+        layer = self._layer
+        if layer is None:
             return ResetProof(clean=False, left=(UNSEEN,))
         self._await_name()
-        try:
-            self._raise_if_gone()
-            self.times.phases.clear()  # its times so far were the last attempt's
-            with self.times.measure("reset"):
-                return self._reset_files(self._layer)
-        except (DockerException, RequestException, OSError, StationError) as error:
-            log.warning("environment.reset_failed", environment=self.id, reason=str(error))
-            return ResetProof(clean=False, left=(f"the reset itself failed: {error}",))
+        with self._engine.named(f"reset environment {self.id[:12]}", EnvironmentFailed):
+            return self._emptied(layer)
 
-    def _reset_files(self, layer: ContainerLayer) -> ResetProof:
+    def _emptied(self, layer: ContainerLayer) -> ResetProof:
         killed, state = self._stop()
         if state["State"]["Running"] or layer.has_volumes(state):
             return ResetProof(clean=False, left=("it would not stop, or has volumes",))
@@ -240,18 +233,14 @@ class DockerEnvironment(SessionEnvironment):
         api.wait(self.id, timeout=30)
         return killed, api.inspect_container(self.id)  # it answers only when the file system is unmounted
 
-    def restart(self, decide: DecideFile) -> Restart:
-        """Restarts it, see `Environment.restart`. Where its layer is not visible from here: by `unseen_layer`."""
+    def _restarted(self, decide: DecideFile) -> Restart:
+        """Restarts it. Where its layer is not visible from here: by `unseen_layer`."""
         self._await_name()
-        named = self._engine.named(f"restart environment {self.id[:12]}", EnvironmentFailed)
-        with self._alive_during("restart it", NotRestarted), named:
-            try:
-                killed, state = self._stop()
-                restart = Restart(killed, *self._put_back(state, decide))
-                self.start(proven=True)
-                self.bring_tools()
-            except OSError as error:
-                raise EnvironmentFailed(f"environment {self.id[:12]} could not be restarted: {error}") from error
+        with self._engine.named(f"restart environment {self.id[:12]}", EnvironmentFailed):
+            killed, state = self._stop()
+            restart = Restart(killed, *self._put_back(state, decide))
+            self.start(proven=True)
+            self.bring_tools()
         return restart
 
     def _put_back(self, state: dict[str, Any], decide: DecideFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
