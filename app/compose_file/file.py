@@ -134,13 +134,7 @@ def _service(name: str, body: Any, context: FileContext) -> Service:
         context.refuse("name", "a key that we know", given["name"], "leave it out")
     if given.get("image") in (None, "") and given.get("build") is None:
         context.refuse("", "`image` or `build`", list(given))
-    service = _section(Service, {**given, "name": name}, context)
-    copied = [one.target for one in service.mounts if one.kind in (MountKind.COPY, MountKind.FOLDER)]
-    if service.read_only and copied:
-        expected = "a root that can be written to, as files of the context are copied into it"
-        advice = "bring the files into its image, or leave `read_only` out"
-        context.refuse("read_only", expected, f"it, and copies for {', '.join(copied)}", advice)
-    return service
+    return _section(Service, {**given, "name": name}, context)
 
 
 def _named(found: dict[str, Any], where: str, context: FileContext) -> dict[str, Any]:
@@ -163,10 +157,7 @@ def _started(services: dict[str, Service], main: str, context: FileContext) -> d
     if main not in services:
         known = ", ".join(services) or "none"
         context.refuse("services", f"the service {main!r}, in which the agent acts", known)
-    elif services[main].read_only:
-        expected = "a root that can be written to: the agent works there, and tests are laid out in it"
-        context.refuse(f"services.{main}.read_only", expected, True, "leave it out")
-    if main in services and services[main].init:
+    elif services[main].init:
         context.note(f"services.{main}.init", "as in every environment: the first process takes in orphans")
     pending = [name for name, one in services.items() if name == main or not one.profiles]
     reached: set[str] = set()

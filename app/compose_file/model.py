@@ -36,16 +36,7 @@ from app.errors import SpecInvalid
 from app.task_files import read_text_inside
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-_ULIMITS = {"cpu", "data", "fsize", "memlock", "msgqueue", "nofile", "nproc", "rss", "sigpending", "stack"}
 _MAX_CHECK_S = 3600.0
-_SAFE_SYSCTL = re.compile(
-    r"net\.ipv4\.(ip_unprivileged_port_start|ip_local_port_range|tcp_[a-z0-9_]+)|net\.core\.somaxconn"
-    r"|net\.ipv6\.conf\.lo\.disable_ipv6|kernel\.(shm(max|all|mni|_rmid_forced)|msg(max|mnb|mni)|sem)"
-    r"|fs\.mqueue\.[a-z_]+"
-)
-"""Settings of the container's own namespaces, without effect outside."""
-_WITHOUT_IPV6 = re.compile(r"net\.ipv6\.conf\.(all|default)\.disable_ipv6")
-"""Settings that may switch IPv6 off, never on: this host's services listen on the bridge's own IPv6 address."""
 _SAFE_OPTIONS = ("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true")
 
 
@@ -303,34 +294,6 @@ def _pids(value: Any) -> Any:
     return None if value in (-1, "-1") else value
 
 
-def _ulimits(value: Any, info: ValidationInfo) -> dict[str, tuple[int, int]]:
-    if not isinstance(value, dict):
-        raise refused("a map", value)
-    limits = {}
-    for name, one in value.items():
-        if name == "core":
-            FileContext.of(info).note("ulimits.core", "no core is dumped: it would be written outside of the limits")
-            continue
-        both = one if isinstance(one, dict) else {"soft": one, "hard": one}
-        try:
-            limits[name] = int(plain(both["soft"])), int(plain(both["hard"]))
-        except (KeyError, ValueError):
-            raise refused(f"numbers for one of {', '.join(sorted(_ULIMITS))}", f"{name}: {one}") from None
-        if name not in _ULIMITS:
-            raise refused(f"numbers for one of {', '.join(sorted(_ULIMITS))}", name)
-    return limits
-
-
-def _sysctls(value: Any, info: ValidationInfo) -> dict[str, str]:
-    settings = pairs(value)
-    for name, one in settings.items():
-        off = one == "1" and _WITHOUT_IPV6.fullmatch(name) is not None
-        if not off and _SAFE_SYSCTL.fullmatch(name) is None:
-            expected = "a setting of the container's own namespaces"
-            FileContext.of(info).refuse(f"sysctls.{name}", expected, one, "leave it out")
-    return {name: one or "" for name, one in settings.items()}
-
-
 def _security(options: tuple[str, ...]) -> tuple[str, ...]:
     for option in options:
         if option not in _SAFE_OPTIONS:
@@ -379,13 +342,9 @@ class Service(_ComposeSection):
     scale: _Single = None
     shm_size: Size = None
     cap_drop: Annotated[Texts, AfterValidator(lambda names: tuple(one.upper() for one in names))] = ()
-    sysctls: Annotated[dict[str, str], BeforeValidator(_sysctls)] = {}
-    ulimits: Annotated[dict[str, tuple[int, int]], BeforeValidator(_ulimits)] = {}  # soft and hard
     ipc: Annotated[Any, _only("private, or nothing", (None, "", "private", "none"))] = None
     security_opt: Annotated[Texts, AfterValidator(_security)] = ()
-    read_only: Flag = False
     init: Flag = False
-    stop_signal: Text = None
     profiles: Texts = ()
 
     @property

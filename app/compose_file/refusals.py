@@ -68,6 +68,8 @@ REFUSED: Mapping[str, Mapping[str, Refusal]] = {
         **dict.fromkeys(("post_start", "pre_start"), ("no hooks", "do it in the service's command")),
         "pre_stop": ("no hooks", _OMIT),
         "storage_opt": ("the task's own limits", _OMIT),
+        "sysctls": ("the engine's own settings", "set what the service needs in its own configuration"),
+        "read_only": ("a root that can be written to", _OMIT),
     },
     "build": {
         **dict.fromkeys(("privileged", "entitlements"), ("no privileges", _OMIT)),
@@ -95,7 +97,8 @@ IGNORED: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("labels", "label_file", "annotations"), "objects carry our labels"),
         **dict.fromkeys(("logging", "attach"), "logs are kept with the attempt"),
         "pull_policy": "an image is pulled when it is not here",
-        "stop_grace_period": "containers are ended at once",
+        **dict.fromkeys(("stop_grace_period", "stop_signal"), "containers are ended at once"),
+        "ulimits": "those of every container hold",
         "stdin_open": "no input is sent",
         "tty": "no terminal is attached",
         "develop": "for development only",

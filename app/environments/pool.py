@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any
 
 import structlog
 
@@ -83,16 +83,12 @@ class _PoolRequest:
     timeout_s: float
 
 
-class CreateEnvironment(Protocol):
-    """Signature of `EnvironmentProvider.create`, with the provider as an argument."""
-
-    def __call__(
-        self, provider: EnvironmentProvider, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
-    ) -> Environment: ...
+CreateEnvironment = Callable[..., Environment]
+"""Signature of `EnvironmentProvider.create`, with the provider as the first argument."""
 
 
-def _create(provider: EnvironmentProvider, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
-    return provider.create(spec, tags, timeout_s=timeout_s)
+def _create(provider: EnvironmentProvider, *request: Any, timeout_s: float) -> Environment:
+    return provider.create(*request, timeout_s=timeout_s)
 
 
 class EnvironmentPool:

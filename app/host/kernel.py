@@ -25,9 +25,6 @@ CLONE_NEWNET = 0x4000_0000
 MS_RDONLY = 1
 MS_NOSUID = 2
 MS_NODEV = 4
-MS_REMOUNT = 32
-MS_BIND = 4096
-MS_MOVE = 8192
 MS_REC = 16384
 MS_SLAVE = 1 << 19
 _MNT_DETACH = 2
@@ -109,29 +106,17 @@ def mount_for(users: int, folder: str, target: str) -> None:
         os.close(tree)
 
 
-def show(folder: str, place: int, users: int | None, *, by: str) -> None:
+def show(folder: str, place: int, users: int) -> None:
     """Mounts `folder` read-only at `place` (a file descriptor), without set-uid programs and devices.
 
     users: user namespace (a file descriptor) that maps the owners if the file system supports it; else processes inside
-    see this host's numbers. by: an empty folder of the thread's own, for Linux before 5.12.
+    see this host's numbers.
     """
-    try:
-        _show(folder, place, users)
-    except OSError as error:
-        if error.errno != errno.ENOSYS:
-            raise
-        mount(folder, by, None, MS_BIND)
-        mount(None, by, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
-        mount(by, f"/proc/thread-self/fd/{place}", None, MS_MOVE)
-
-
-def _show(folder: str, place: int, users: int | None) -> None:
     tree = _call(_OPEN_TREE, _HERE, os.fsencode(folder), _CLONE_TREE | os.O_CLOEXEC, about=folder)
     try:
         _restrict(tree, _MountAttributes(_READ_ONLY, 0, 0, 0), folder)
-        if users is not None:
-            with suppress(OSError):
-                _restrict(tree, _MountAttributes(_ATTRIBUTE_IDMAP, 0, 0, users), folder)
+        with suppress(OSError):
+            _restrict(tree, _MountAttributes(_ATTRIBUTE_IDMAP, 0, 0, users), folder)
         _call(_MOVE_MOUNT, tree, b"", place, b"", _FROM_EMPTY_PATH | _TO_EMPTY_PATH, about=folder)
     finally:
         os.close(tree)

@@ -54,11 +54,6 @@ class MountStage:
         return self.place / "root"
 
     @property
-    def tool(self) -> Path:
-        """Temporary mount point of a tool that is being moved into an environment."""
-        return self.place / "tool"
-
-    @property
     def state(self) -> Path:
         """State folder of a runtime during a start."""
         return self.place / "state"
@@ -80,7 +75,7 @@ class MountStage:
         """Mounts and creates the folders in the calling thread's namespace."""
         kernel.mount("tmpfs", str(self.place), "tmpfs", 0, "mode=711,size=64m")
         os.mknod(self.nothing, stat.S_IFCHR | 0o600, os.makedev(1, 3))
-        for folder in (self.layers, self.own, self.root, self.tool):
+        for folder in (self.layers, self.own, self.root):
             folder.mkdir()
             folder.chmod(0o711)
         self.state.mkdir(mode=0o700)

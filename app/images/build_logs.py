@@ -15,8 +15,7 @@ HEAD_BYTES = 512 << 10
 TAIL_BYTES = 1 << 20
 """Bytes stored of a log's beginning (`HEAD_BYTES`) and, at least, of its end."""
 KEEP = 200
-"""Maximum number of logs, and their maximum age in seconds (`KEEP_S`)."""
-KEEP_S = 30 * 86400.0
+"""Maximum number of logs."""
 _MARK = "[megaflow] "
 """Prefix of MegaFlow's own lines."""
 _STAMP = "%Y%m%d-%H%M%S-%f"
@@ -93,21 +92,12 @@ class BuildLogs:
 
     def files(self) -> list[Path]:
         """Returns the log files, newest first."""
-        return sorted(self._folder.glob("*.log"), key=_begun_at, reverse=True)
+        return sorted(self._folder.glob("*.log"), key=lambda file: file.stem.rpartition(".")[2], reverse=True)
 
     def _tidy(self) -> None:
-        oldest = datetime.fromtimestamp(time.time() - KEEP_S, UTC)
-        for number, file in enumerate(self.files()):
-            if number >= KEEP - 1 or _begun_at(file) < oldest:
-                file.unlink(missing_ok=True)
+        for file in self.files()[KEEP - 1 :]:
+            file.unlink(missing_ok=True)
 
 
 def _short(tag: str) -> str:
     return tag.rpartition(":")[2].replace("/", "-")
-
-
-def _begun_at(file: Path) -> datetime:
-    try:
-        return datetime.strptime(file.stem.rpartition(".")[2], _STAMP).replace(tzinfo=UTC)
-    except ValueError:  # from a release whose logs had no time
-        return datetime.fromtimestamp(0, UTC)

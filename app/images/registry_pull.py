@@ -31,7 +31,7 @@ from app.images.layer_store import DIGEST, ImageStore, StoredImage, image_of, la
 from app.images.logins import Login
 from app.images.references import Reference, short
 from app.images.registry_refusals import RefusalKind, RegistryRefusal, persist
-from app.images.unpack import Bounds, Digesting, from_tar
+from app.images.unpack import Bounds, Digesting, unpack_layer
 
 _SAID = re.compile(r'level=fatal msg="(.*)"')
 _QUERY = re.compile(r"\?[^\s\"\\]+")
@@ -196,7 +196,7 @@ def _fill(blob: Path, digest: str, deadline: float, folder: Path) -> int:
     if not blob.is_file():
         raise RegistryRefusal(f"unpack {digest}", "a layer was removed meanwhile", RefusalKind.BUSY)
     with _unpacked(blob) as stream:
-        return from_tar(stream, digest, _bounds(blob, deadline))(folder)
+        return unpack_layer(stream, digest, folder, _bounds(blob, deadline))
 
 
 def _bounds(blob: Path, deadline: float) -> Bounds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from app.errors import ImageDenied, ImageMissing, ImageUnavailable, MegaFlowError
+from app.errors import ImageDenied, ImageMissing, ImageUnavailable, ImageUnfit, MegaFlowError
 
 log = structlog.get_logger()
 
@@ -107,6 +107,21 @@ def together(kinds: Iterable[type[MegaFlowError]]) -> type[ImageUnavailable]:
     if distinct == {ImageMissing}:
         return ImageMissing
     return ImageDenied if ImageDenied in distinct and distinct <= {ImageDenied, ImageMissing} else ImageUnavailable
+
+
+def pull_first(reference: str, candidates: Sequence[str], pull: Callable[[str], _T]) -> _T:
+    """Returns the first image that can be pulled of these names, the origin's last. Raises: ImageUnavailable."""
+    refusals: list[ImageUnavailable] = []
+    for candidate in candidates:
+        try:
+            return pull(candidate)
+        except ImageUnavailable as error:  # a mirror may have it only for other architectures
+            refusals.append(error)
+    kind = ImageUnfit if isinstance(refusals[-1], ImageUnfit) else together(map(kind_of, refusals))
+    raise kind(
+        f"image {reference} is not here and could not be pulled ({'; '.join(map(str, refusals))}). Check the reference"
+        " and `docker login`, load it with `docker load`, or name a registry that has it in MEGAFLOW_IMAGE_MIRROR."
+    ) from refusals[-1]
 
 
 def persist(once: Callable[[], _T], deadline: float) -> _T:

@@ -30,7 +30,7 @@ from app.images.logins import logins_of
 from app.images.pull_source import PullSource, tell
 from app.images.references import registry_of
 from app.images.references import short as _short
-from app.images.registry_refusals import RefusalKind, RegistryRefusal, together
+from app.images.registry_refusals import RefusalKind, RegistryRefusal, pull_first
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -180,30 +180,7 @@ class Images:
             for candidate in candidates:
                 if (image_id := self._runnable(candidate)) is not None:
                     return image_id
-            return self._pull_first(reference, candidates, deadline)
-
-    def _pull_first(self, reference: str, candidates: list[str], deadline: float) -> str:
-        refusals: list[str] = []
-        kinds: list[type[ImageUnavailable]] = []
-        cause: Exception | None = None
-        for candidate in candidates:
-            try:
-                return self._pull(candidate, reference, deadline)
-            except RegistryRefusal as refused:
-                cause = refused
-                refusals.append(f"{candidate}: {refused.reason}")
-                kinds.append(refused.kind)
-            except ImageUnfit as unfit:  # a mirror may have it only for other architectures
-                if candidate == candidates[-1]:
-                    raise
-                cause = unfit
-                refusals.append(str(unfit))
-                kinds.append(ImageUnavailable)
-        raise together(kinds)(
-            f"image {reference} is neither on this engine nor could it be pulled ({'; '.join(refusals)}). Check the "
-            "reference and `docker login`, load it with `docker load`, or name a registry that has it in "
-            "MEGAFLOW_IMAGE_MIRROR."
-        ) from cause
+            return pull_first(reference, candidates, lambda one: self._pull(one, reference, deadline))
 
     def _pull(self, candidate: str, key: str, deadline: float) -> str:
         begun = time.monotonic()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from app.errors import ImageUnavailable, ImageUnfit
 from app.host import kernel
@@ -291,15 +291,11 @@ Fill = Callable[[Path], int]
 """Puts a layer into an empty folder and returns its bytes."""
 
 
-def from_tar(stream: IO[bytes] | Readable, expected: str | None, bounds: Bounds = Bounds()) -> Fill:
-    """Returns a `Fill` that unpacks an uncompressed tar, whose digest must be `expected`."""
-
-    def fill(folder: Path) -> int:
-        digesting = Digesting(stream, bounds)
-        size_bytes = unpack(digesting, folder, bounds)
-        digest = digesting.finish()
-        if expected is not None and digest != expected:
-            raise ImageUnavailable(f"a layer is damaged: expected {expected}, found {digest}.")
-        return size_bytes
-
-    return fill
+def unpack_layer(stream: Readable, expected: str, folder: Path, bounds: Bounds = Bounds()) -> int:
+    """Unpacks an uncompressed tar whose digest must be `expected` into the empty `folder`. Raises: as `unpack`."""
+    digesting = Digesting(stream, bounds)
+    size_bytes = unpack(digesting, folder, bounds)
+    digest = digesting.finish()
+    if digest != expected:
+        raise ImageUnavailable(f"a layer is damaged: expected {expected}, found {digest}.")
+    return size_bytes

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import structlog
 
-from app.errors import DiskFull, EngineUnavailable, ImageUnavailable, ImageUnfit, StationError
+from app.errors import DiskFull, EngineUnavailable, ImageUnavailable, StationError
 from app.host.engine import engine_of
 from app.host.slots import Semaphore, turn
 from app.images import engine_layers
@@ -21,7 +21,7 @@ from app.images.logins import login_for
 from app.images.pull_source import PullSource, tell
 from app.images.references import Reference, built_for_all, in_mirror, key_of, registry_of
 from app.images.registry_pull import pull
-from app.images.registry_refusals import kind_of, together
+from app.images.registry_refusals import pull_first
 from app.images.task_images import Images
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
@@ -166,28 +166,19 @@ class OciImages:
     def _pull_first(self, reference: str, deadline: float) -> StoredImage:
         with suppress(StationError):  # the engine became unavailable, or it is unknown what is in use
             self._cache.make_room()
-        refusals: list[ImageUnavailable] = []
-        for candidate in self._candidates(reference):
-            limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
-            begun, login = time.monotonic(), login_for(self._settings, registry_of(candidate))
-            try:
-                with self._semaphore.hold(limit, capacity, timeout_s=deadline - begun):
-                    image = pull(Reference.parse(candidate), self._store, deadline, login)
-            except ImageUnavailable as error:
-                refusals.append(error)
-                continue
-            self._store.remember(reference, image.id)
-            log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
-            return image
-        unfit, why = isinstance(refusals[-1], ImageUnfit), "; ".join(map(str, refusals))  # the origin comes last
-        raise (ImageUnfit if unfit else together(map(kind_of, refusals)))(
-            f"image {reference} is not here and could not be pulled ({why}). Check the reference and "
-            "the login, or name a registry that has it in MEGAFLOW_IMAGE_MIRROR."
-        )
-
-    def _candidates(self, reference: str) -> list[str]:
         mirror = self._settings.image_mirror
-        return [*(in_mirror(mirror, reference) if mirror else []), reference]
+        candidates = [*(in_mirror(mirror, reference) if mirror else []), reference]
+        image = pull_first(reference, candidates, lambda one: self._pull(one, deadline))
+        self._store.remember(reference, image.id)
+        return image
+
+    def _pull(self, candidate: str, deadline: float) -> StoredImage:
+        limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
+        begun, login = time.monotonic(), login_for(self._settings, registry_of(candidate))
+        with self._semaphore.hold(limit, capacity, timeout_s=deadline - begun):
+            image = pull(Reference.parse(candidate), self._store, deadline, login)
+        log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
+        return image
 
 
 def _too_full(spec: EnvironmentSpec, error: DiskFull, why: str) -> DiskFull:

@@ -368,6 +368,6 @@ def test_a_maker_that_is_killed_leaves_nothing_after_a_sweep(
     monkeypatch.setattr(environment_records, "_YOUNG_S", 0.0)
     monkeypatch.setattr(local_processes, "_YOUNG_S", 0.0)
     if fixture.name in ("docker", "compose"):  # it makes its own folder
-        transports.MountedHelper(engine_of(settings), settings.home)
+        transports.MountedHelper(engine_of(settings), settings.home).close()
     sweep_all(settings)
     assert watcher.settled(before) == {}

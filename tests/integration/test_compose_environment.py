@@ -265,7 +265,7 @@ services:
 
 
 def test_other_services_are_bounded_and_hardened_like_every_container(create: Create, engine: Engine) -> None:
-    bounds = "mem_limit: 64m, pids_limit: 20, cpus: 0.5, cap_drop: [chown], ulimits: {nofile: 512}"
+    bounds = "mem_limit: 64m, pids_limit: 20, cpus: 0.5, cap_drop: [chown]"
     environment = create(
         f"services: {{main: {{image: BASE}}, db: {{image: BASE, command: [sleep, '60'], {bounds}}}, "
         "big: {image: BASE, command: [sleep, '60'], mem_limit: 64g, pids_limit: 99999, cpus: 64}}"
@@ -278,19 +278,15 @@ def test_other_services_are_bounded_and_hardened_like_every_container(create: Cr
     assert {"MKNOD", "NET_RAW", "CHOWN"} <= set(db["CapDrop"])
     assert "CHOWN" not in big["CapDrop"]
     assert big["PortBindings"] in (None, {})
-    assert environment.run_in("db", "ulimit -n", timeout_s=20).text() == "512\n"
 
 
 def test_files_cannot_loosen_what_holds_for_every_container(create: Create) -> None:
-    asked = "ulimits: {core: -1, nofile: {soft: 4096, hard: -1}, nproc: 99}"
+    asked = "ulimits: {core: -1, nofile: {soft: -1, hard: -1}}"
     environment = create(f"services: {{main: {{image: BASE, {asked}}}, db: {{image: BASE, {SLEEP}, {asked}}}}}")
     for service in ("main", "db"):
         told = environment.run_in(service, "ulimit -Hc; ulimit -Hn", timeout_s=20).text().split()
         assert told[0] == "0"
         assert 1 << 14 <= int(told[1]) <= 1 << 20
-        # Of the first process: an engine's exec may raise the soft one to the hard one (runc under a newer Go does).
-        files = environment.run_in(service, "grep 'open files' /proc/1/limits", timeout_s=20).text().split()
-        assert files[3] == "4096"
     plain = create(f"services: {{main: {{image: BASE}}, db: {{image: BASE, {SLEEP}}}}}")
     assert plain.run_in("db", "ulimit -c; ulimit -Hc", timeout_s=20).text() == "0\n0\n"
 
@@ -482,7 +478,7 @@ def test_a_reset_makes_the_whole_project_anew_and_says_so(create: Create, engine
     assert environment.run(ASK, timeout_s=20).text() == "x\n"
     assert not environment.run_in("db", "ls /tmp/residue", timeout_s=20).ok
     environment.adopt(tags := tags_of(settings.installation))
-    environment._main._await_name()
+    environment._await_name()
     names = {one["Names"][0] for one in engine.api.containers(filters={"label": f"megaflow={settings.installation}"})}
     assert all(str(tags.attempt_id) in name for name in names)
     assert environment.describe()["origin"] == "recycled"

@@ -258,8 +258,8 @@ provider = DockerProvider(settings, fetch_bundle=lambda bundle: b"")
 tags = Tags(installation, *(uuid.uuid4() for _ in range(4)), time.time() + 600)
 environment = provider.create(EnvironmentSpec(image=image), tags, timeout_s=60)
 assert environment.run("echo well", timeout_s=20).stdout == b"well\\n"
-used = transports.transport_choice(engine_of(settings), settings.home, transports.TRANSPORTS).proven
-print("ready", environment.id, type(used).__name__, flush=True)
+[used] = transports.candidates(engine_of(settings), transports.TRANSPORTS)
+print("ready", environment.id, used.__name__, flush=True)
 """
 
 

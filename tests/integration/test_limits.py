@@ -425,7 +425,7 @@ def test_a_pull_passes_the_gate_of_its_registry(database: Database, home_folder:
     settings, semaphore = Settings(home=home_folder), Named(_semaphore(database))
     images = Images(settings, fetch_bundle=lambda _: b"", semaphore=semaphore)
     spec = EnvironmentSpec(image="localhost:1/none:1")
-    with pytest.raises(ImageUnavailable, match="neither on this engine"):
+    with pytest.raises(ImageUnavailable, match="not here and could not be pulled"):
         images.ensure(spec, timeout_s=60)
     assert "image_pulls:localhost:1" in semaphore.names
     limits.set_limit(database, "image_pulls:localhost:1", 0)
@@ -477,7 +477,7 @@ def test_a_build_does_not_wait_for_a_pull_that_may_be_waiting_for_its_place(
     content = tar_of({"Dockerfile": b"FROM localhost:1/none:1\n"})
     images = Images(settings, fetch_bundle=lambda _: content)
     somebody_pulls = home_folder / "run" / "slots" / f"pull-{_short('localhost:1/none:1')}"
-    with turn(somebody_pulls, timeout_s=1), pytest.raises(ImageUnavailable, match="neither on this engine"):
+    with turn(somebody_pulls, timeout_s=1), pytest.raises(ImageUnavailable, match="not here and could not be pulled"):
         images.ensure(EnvironmentSpec(build=Build(context=_bundle(content))), timeout_s=20)
 
 

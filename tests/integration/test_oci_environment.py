@@ -188,7 +188,7 @@ def test_a_trial_that_fails_says_why_and_leaves_nothing(
 
 
 def test_what_a_killed_trial_left_is_ended_by_the_next(oci_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_looked_at", lambda body, site: None)
+    monkeypatch.setattr(probe, "_looked_at", lambda body: None)
     with monkeypatch.context() as killed:
         killed.setattr(probe.OciInstance, "end", lambda self: None)
         killed.setattr(probe.shutil, "rmtree", lambda *args, **kwargs: None)

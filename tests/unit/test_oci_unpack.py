@@ -16,7 +16,7 @@ import pytest
 from app.errors import ImageUnavailable
 from app.images.layer_store import ImageStore
 from app.images.registry_pull import CopiedImage, read
-from app.images.unpack import Bounds, from_tar, unpack
+from app.images.unpack import Bounds, unpack, unpack_layer
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="owners and deletions need root")
 
@@ -128,7 +128,7 @@ def test_devices_of_an_image_are_left_out(tmp_path: Path) -> None:
 
 def test_another_content_than_promised_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ImageUnavailable, match=r"expected sha256:0.*found sha256:"):
-        from_tar(layer(("x", {"data": b"x"})), "sha256:" + "0" * 64)(tmp_path)
+        unpack_layer(layer(("x", {"data": b"x"})), "sha256:" + "0" * 64, tmp_path)
 
 
 def test_what_is_no_tar_is_refused(tmp_path: Path) -> None:

@@ -17,19 +17,21 @@ from typing import Any, Protocol, Unpack
 
 import structlog
 
-from app.environments.contract import Environment, Forward, Origin, Stats, Times
+from app.environments.contract import Environment, Forward, Origin, ResetProof, Stats, Times
 from app.environments.networks import Egress
 from app.environments.sharing import WatchedShell
 from app.environments.tools import Tool, versions
-from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
+from app.errors import EnvironmentFailed, EnvironmentVanished, NotRestarted, StationError
 from app.host import layer_files
 from app.host.cgroup_counts import GroupUsage, MemoryWatch, PidsWatch, throttled_s, usage
 from app.models.shell import (
     CommandOptions,
     CommandResult,
+    DecideFile,
     InteractiveProgram,
     OutputLogs,
     ProgramOptions,
+    Restart,
     Shell,
     StatefulShell,
 )
@@ -110,6 +112,33 @@ class SessionEnvironment(Environment, ABC):
         """Replaces the memory watch: what it watches was started just now, or taken over."""
         self._memory.close()
         self._memory = watch
+
+    def restart(self, decide: DecideFile) -> Restart:
+        with self._alive_during("restart it", NotRestarted):
+            try:
+                return self._restarted(decide)
+            except OSError as error:
+                raise EnvironmentFailed(f"environment {self.id[:12]} could not be restarted: {error}") from error
+
+    def _restarted(self, decide: DecideFile) -> Restart:
+        """Does what `restart` says. Raises: StationError, OSError."""
+        return super().restart(decide)
+
+    def _reset(self) -> ResetProof:
+        if self._set_up_inside:
+            return ResetProof(clean=False, left=("set-up commands ran: what they made is not in the image",))
+        try:
+            self._raise_if_gone()
+            self.times.phases.clear()  # its times so far were the last attempt's
+            with self.times.measure("reset"):
+                return self._reset_files()
+        except (OSError, StationError) as error:
+            log.warning("environment.reset_failed", environment=self.id, reason=str(error))
+            return ResetProof(clean=False, left=(f"the reset itself failed: {error}",))
+
+    @abstractmethod
+    def _reset_files(self) -> ResetProof:
+        """Restores the state after creation, or says why that cannot be proven. Raises: StationError, OSError."""
 
     @abstractmethod
     def _how_it_ended(self) -> str:

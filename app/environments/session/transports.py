@@ -13,9 +13,8 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -61,49 +60,39 @@ class TransportUnusable(EnvironmentFailed):
 
 
 class MountedHelper:
-    """Carries commands over a unix socket that this host and the container share.
+    """Carries one container's commands, over all its starts, over a unix socket that this host and it share.
 
     Once connected, socket and folder are unlinked: nothing inside can reach or fill them, and nothing is left on this
-    host when a process dies. Only a descriptor that leads to the socket remains.
+    host when a process dies. Only a descriptor that leads to the socket remains, until `close`.
     """
-
-    def __init__(self, engine: Engine, home: Path) -> None:
-        self._engine = engine
-        self._binary = binary_for(engine, home)
-        self._folder = home / "run" / "sessions"
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder.chmod(0o700)  # folders below may be written to from inside
-        for left in self._folder.iterdir():  # of a worker that was killed between a start and its connection
-            with suppress(OSError):
-                if time.time() - left.stat().st_mtime > _STALE_S:
-                    shutil.rmtree(left)
-
-    def transport(self) -> Transport:
-        transport = _MountedTransport(self._engine, self._binary, self._folder / secrets.token_hex(12))
-        transport.before_start("")  # the engine needs the folder when it creates the container
-        return transport
-
-    def blamed_for(self, error: APIError) -> bool:
-        """Whether the engine refused a container because of what this transport needs of it."""
-        return any(part in str(error) for part in ("bind source path", _MOUNTED_HELPER, _SOCKET_FOLDER))
-
-
-class _MountedTransport:
-    """Connects to one container, over all its starts. `close` ends what it holds on this host."""
 
     shares_files = True  # the engine sees files of this host, so tools can be mounted, too
 
-    def __init__(self, engine: Engine, helper: Path, folder: Path) -> None:
+    def __init__(self, engine: Engine, home: Path) -> None:
+        """Raises: TransportUnusable."""
         self._engine = engine
-        self._folder = folder
+        helper, sessions = binary_for(engine, home), home / "run" / "sessions"
+        sessions.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sessions.chmod(0o700)  # folders below may be written to from inside
+        for left in sessions.iterdir():  # of a worker that was killed between a start and its connection
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > _STALE_S:
+                    shutil.rmtree(left)
+        self._folder = sessions / secrets.token_hex(12)
         self._listener: int | None = None
         self._place: int | None = None  # a descriptor of the socket's path
         self._lock = threading.Lock()
         self.first_process = [_MOUNTED_HELPER, "--listen", f"{_SOCKET_FOLDER}/s", "--orphan-exit", str(ORPHAN_EXIT_S)]
         self.mounts = [
             Mount(_MOUNTED_HELPER, str(helper), type="bind", read_only=True),
-            Mount(_SOCKET_FOLDER, str(folder), type="bind"),
+            Mount(_SOCKET_FOLDER, str(self._folder), type="bind"),
         ]
+        self.before_start("")  # the engine needs the folder when it creates the container
+
+    @staticmethod
+    def blamed_for(error: APIError) -> bool:
+        """Whether the engine refused a container because of what this transport needs of it."""
+        return any(part in str(error) for part in ("bind source path", _MOUNTED_HELPER, _SOCKET_FOLDER))
 
     def before_start(self, container_id: str) -> None:
         """Makes the socket's folder. Call it once before each start."""
@@ -167,31 +156,23 @@ class _MountedTransport:
 class CopiedHelper:
     """Copies the helper in; each connection is an exec. The sweeper ends a container whose worker was killed."""
 
-    def __init__(self, engine: Engine, home: Path) -> None:
-        self._engine = engine
-        self._archive = archives.of_file(_COPIED_HELPER, binary_for(engine, home).read_bytes(), mode=0o755)
-
-    def transport(self) -> Transport:
-        return _CopiedTransport(self._engine, self._archive)
-
-    def blamed_for(self, error: APIError) -> bool:
-        return _COPIED_HELPER in str(error) or "exec format error" in str(error)
-
-
-class _CopiedTransport:
     shares_files = False
 
-    def __init__(self, engine: Engine, archive: bytes) -> None:
+    def __init__(self, engine: Engine, home: Path) -> None:
+        """Raises: TransportUnusable."""
         self._engine = engine
-        self._archive = archive
+        self._helper = binary_for(engine, home)
         self.first_process = [_COPIED_HELPER, "--listen", _BRIDGED_SOCKET, "--orphan-exit", str(ORPHAN_EXIT_S)]
         self.mounts: list[Mount] = []
 
+    @staticmethod
+    def blamed_for(error: APIError) -> bool:
+        return _COPIED_HELPER in str(error) or "exec format error" in str(error)
+
     def before_start(self, container_id: str) -> None:
-        if not container_id:
-            return
         try:
-            self._engine.api.put_archive(container_id, "/", self._archive)
+            archive = archives.of_file(_COPIED_HELPER, self._helper.read_bytes(), mode=0o755)
+            self._engine.api.put_archive(container_id, "/", archive)
         except APIError as error:
             if "read-only" not in str(error):
                 raise
@@ -289,45 +270,21 @@ def _ready_s(*, proven: bool) -> float:
     return _READY_S if proven else _UNPROVEN_S
 
 
-Transport = _MountedTransport | _CopiedTransport
-TransportKind = MountedHelper | CopiedHelper
-TransportKinds = tuple[type[TransportKind], ...]
+Transport = MountedHelper | CopiedHelper
+TransportKinds = tuple[type[Transport], ...]
 TRANSPORTS: TransportKinds = (MountedHelper, CopiedHelper)
 
-
-@dataclass
-class TransportChoice:
-    """Choice of a transport for an engine's containers. Safe for many threads: at worst two find out the same."""
-
-    engine: Engine
-    home: Path
-    kinds: TransportKinds
-    proven: TransportKind | None = None
-    _unusable: set[type[TransportKind]] = field(default_factory=set)
-
-    def candidates(self) -> Iterator[TransportKind]:
-        """Yields the proven one alone, else those not known as unusable, best first."""
-        if self.proven is not None:
-            yield self.proven
-            return
-        for kind in self.kinds:
-            if kind in self._unusable:
-                continue
-            try:
-                yield kind(self.engine, self.home)
-            except TransportUnusable as error:
-                log.info("environment.transport_unusable", transport=kind.__name__, reason=str(error))
-                self._unusable.add(kind)
-
-    def prove(self, transport: TransportKind) -> None:
-        if self.proven is None:
-            log.info("environment.transport_chosen", transport=type(transport).__name__, engine=self.engine.url)
-            self.proven = transport
+_proven: WeakKeyDictionary[Engine, type[Transport]] = WeakKeyDictionary()
 
 
-def transport_choice(engine: Engine, home: Path, kinds: TransportKinds) -> TransportChoice:
-    """Returns what this process knows of the engine."""
-    return _choices.setdefault(engine, {}).setdefault((home, kinds), TransportChoice(engine, home, kinds))
+def candidates(engine: Engine, kinds: TransportKinds) -> TransportKinds:
+    """Returns the transport that is proven for the engine's containers alone, else all of `kinds`."""
+    known = _proven.get(engine)
+    return (known,) if known in kinds else kinds
 
 
-_choices: WeakKeyDictionary[Engine, dict[tuple[Path, TransportKinds], TransportChoice]] = WeakKeyDictionary()
+def prove(engine: Engine, transport: type[Transport]) -> None:
+    """Notes the transport that worked first. At worst, several threads find out the same."""
+    if engine not in _proven:
+        log.info("environment.transport_chosen", transport=transport.__name__, engine=engine.url)
+        _proven[engine] = transport

@@ -5,39 +5,19 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Unpack
+from typing import Any
 
 import structlog
 
-from app.environments.contract import (
-    CreatedResources,
-    Environment,
-    Forward,
-    ResetProof,
-    Serve,
-    ServiceMemory,
-    Stats,
-    Tags,
-)
+from app.environments.contract import CreatedResources, ResetProof, ServiceMemory, Tags
 from app.environments.runtimes.compose.resources import BOUNDED_APART, ComposeResources
 from app.environments.runtimes.compose.service import ProjectDisk, ServiceContainer, ServiceState
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.session.protocol import KEEP_BYTES
 from app.errors import EnvironmentFailed, StationError
-from app.host.cgroup_counts import GroupUsage
-from app.models.shell import (
-    CommandOptions,
-    CommandResult,
-    DecideFile,
-    InteractiveProgram,
-    OutputLogs,
-    ProgramOptions,
-    Restart,
-    Shell,
-    StatefulShell,
-)
+from app.models.shell import DecideFile, OutputLogs, Restart, Shell
 
 log = structlog.get_logger()
 
@@ -48,65 +28,46 @@ _LOG_BYTES = 2 * KEEP_BYTES
 _LOG_S = 20.0
 
 
-class ComposeEnvironment(Environment):
-    """A whole project. Safe to share between threads.
+class ComposeEnvironment(DockerEnvironment):
+    """The main container, with all other services. Safe to share between threads.
 
-    start_again: starts the other services, and what the main one runs of its own, by a deadline (monotonic).
-    start_s: how long that may take.
+    What is not said of others (commands, files, ports, use of resources) is the main container's.
     """
 
     def __init__(
         self,
-        main: DockerEnvironment,
-        others: dict[str, ServiceContainer],
         resources: ComposeResources,
+        others: dict[str, ServiceContainer],
         disk: ProjectDisk,
         start_again: Callable[[float], None],
         start_s: float,
+        *container: Any,
+        **more: Any,
     ) -> None:
-        self._main = main
-        self._others = others
+        """start_again: starts the other services, and what the main one runs of its own, by a deadline (monotonic).
+        start_s: how long that may take. container, more: as for `DockerEnvironment`.
+        """
+        super().__init__(*container, **more)
         self._resources = resources
+        self._others = others
         self._disk = disk
         self._start_again = start_again
         self._start_s = start_s
-        self._gone = threading.Event()
         self._resetting = threading.Lock()
         self._last_states: list[ServiceState] = []
         self._main_out_of_memory = False  # for its memory limit, as far as known
 
-    @property
-    def id(self) -> str:
-        """Id of the main container."""
-        return self._main.id
-
     def keep_logs(self, logs: OutputLogs | None) -> bool:
         for other in self._others.values():
             other.keep_logs(logs)
-        return self._main.keep_logs(logs)
-
-    def memory_kills(self) -> int | None:
-        """Counts kills in the main service."""
-        return self._main.memory_kills()
+        return super().keep_logs(logs)
 
     def memory_beside(self) -> dict[str, ServiceMemory]:
         return {name: other.memory for name, other in self._others.items()}
 
     def host_kills(self) -> int | None:
-        counts = [self._main.host_kills(), *(one.host_kills for one in self.memory_beside().values())]
+        counts = [super().host_kills(), *(one.host_kills for one in self.memory_beside().values())]
         return sum(known) if (known := [one for one in counts if one is not None]) else None
-
-    def throttled_s(self) -> float | None:
-        """Returns the value of the main service."""
-        return self._main.throttled_s()
-
-    def usage(self) -> GroupUsage | None:
-        """Returns the usage of the main service."""
-        return self._main.usage()
-
-    def processes_refused(self) -> int | None:
-        """Counts refusals in the main service."""
-        return self._main.processes_refused()
 
     @property
     def services(self) -> tuple[str, ...]:
@@ -114,7 +75,7 @@ class ComposeEnvironment(Environment):
 
     def service(self, name: str) -> Shell:
         if name == self._resources.plan.project.main:
-            return self._main
+            return self
         self._resources.raise_if_ended()
         if name not in self._others:
             raise EnvironmentFailed(f"no service {name!r} in this environment; known: {', '.join(self.services)}")
@@ -127,7 +88,7 @@ class ComposeEnvironment(Environment):
                 outputs[name] = other.log()
         with suppress(StationError):
             # Read by a command, whose output is limited: the file is the agent's, and may be anything by now.
-            result = self._main.run(f"[ ! -f {LOG} ] || tail -c {_LOG_BYTES} {LOG}", cwd="/", timeout_s=_LOG_S)
+            result = self.run(f"[ ! -f {LOG} ] || tail -c {_LOG_BYTES} {LOG}", cwd="/", timeout_s=_LOG_S)
             if result.stdout:
                 outputs[self._resources.plan.project.main] = result.stdout
         return outputs
@@ -150,9 +111,9 @@ class ComposeEnvironment(Environment):
 
     def describe(self) -> dict[str, Any]:
         project = self._resources.plan.project
-        main = self._main.describe()
+        main = super().describe()
         if not self._gone.is_set():
-            self._look()
+            self._note_states()
         image = self._resources.plan.images[project.main].label
         own = ServiceState(project.main, self.id, image, "running", out_of_memory=self._main_out_of_memory)
         removed = {"state": "removed"} if self._gone.is_set() else {}
@@ -164,54 +125,25 @@ class ComposeEnvironment(Environment):
             "notes": [*project.notes, *([] if self._resources.cgroup else [BOUNDED_APART])],
         }
 
-    def _look(self) -> None:
-        self._main_out_of_memory = self._main_out_of_memory or bool(self._main.memory_kills())
+    def _note_states(self) -> None:
+        self._main_out_of_memory = self._main_out_of_memory or bool(self.memory_kills())
         with suppress(StationError):
             self._last_states = [other.state() for other in self._others.values()]
 
     def adopt(self, tags: Tags) -> None:
         """Records in the containers' names that it belongs to this attempt from now on. Raises: EnvironmentFailed."""
         engine = self._resources.engine
-        with self._main.times.handed_on(), engine.named("take over the services", EnvironmentFailed):
-            self._main.adopt(tags)
+        with self.times.handed_on(), engine.named("take over the services", EnvironmentFailed):
+            super().adopt(tags)
             for other in self._others.values():
                 engine.api.rename(other.id, tags.name())
         self._resources.tags = tags
 
-    def run(self, command: str, **how: Unpack[CommandOptions]) -> CommandResult:
-        return self._main.run(command, **how)
-
-    def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> StatefulShell:
-        return self._main.shell(cwd=cwd, env=env)
-
-    def stream(self, argv: Sequence[str], **how: Unpack[ProgramOptions]) -> InteractiveProgram:
-        return self._main.stream(argv, **how)
-
-    def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        self._main.put(path, content, mode=mode)
-
-    def get(self, path: str) -> bytes:
-        return self._main.get(path)
-
-    def put_tree(self, archive: bytes, path: str) -> None:
-        self._main.put_tree(archive, path)
-
-    def get_tree(self, path: str) -> bytes:
-        return self._main.get_tree(path)
-
-    def stats(self) -> Stats:
-        """Returns the resource use of the main service."""
-        return self._main.stats()
-
-    def forward(self, port: int, serve: Serve) -> Forward:
-        """Forwards a port of the main service's own loopback."""
-        return self._main.forward(port, serve)
-
     def restart(self, decide: DecideFile) -> Restart:
         """Restarts the main service: no agent was in the others."""
         with self._resetting:
-            self._look()
-            return self._main.restart(decide)
+            self._note_states()
+            return super().restart(decide)
 
     def _reset(self) -> ResetProof:
         """Resets the main container as any other; makes the other containers and the volumes anew."""
@@ -220,7 +152,7 @@ class ComposeEnvironment(Environment):
         with self._resetting:
             try:
                 self._resources.create_cgroup()  # it may be empty for a moment, and must not be swept
-                proof = self._main.reset()
+                proof = super()._reset()
                 self._main_out_of_memory = False
                 if proof.clean:
                     self._renew()
@@ -241,23 +173,22 @@ class ComposeEnvironment(Environment):
         self._resources.remove_containers(but=self.id)
         self._resources.renew_volumes()
         self._start_again(time.monotonic() + self._start_s)
-        phases = self._main.times.phases
+        phases = self.times.phases
         phases["reset"] = phases.get("reset", 0.0) + time.monotonic() - begun
 
     def _destroy(self) -> None:
-        first = not self._gone.is_set()
-        begun = time.monotonic()
+        first, begun = not self._gone.is_set(), time.monotonic()
         if first:
-            self._look()
+            self._note_states()
         self._gone.set()
         self._disk.end()
         for other in self._others.values():
             other.close()
         try:
             with suppress(StationError):  # `remove` below proves that nothing of the project is left
-                self._main.destroy()
+                super()._destroy()
         finally:
             self._resources.remove()
             if first:
-                self._main.times.phases["teardown"] = time.monotonic() - begun
+                self.times.phases["teardown"] = time.monotonic() - begun
                 log.info("environment.project_removed", environment=self.id, project=self._resources.id)

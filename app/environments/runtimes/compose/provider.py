@@ -38,9 +38,7 @@ class ComposeProvider(HostProvider):
 
     def __init__(self, settings: Settings, **options: Unpack[ProviderOptions]) -> None:
         super().__init__(settings, **options)
-        self._images = Images(settings, fetch_bundle=self._fetch, semaphore=self._semaphore)
         self._plans: OrderedDict[str, ComposePlan] = OrderedDict()  # the last few: bundles are not small
-        self._plans_in_use: list[ComposePlan] = []  # also when they have left `_plans`
         self._lock = threading.Lock()
 
     @property
@@ -53,18 +51,18 @@ class ComposeProvider(HostProvider):
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         """Prepares all images; the result distinguishes this project from others. Raises: SpecInvalid, too."""
-        with self._held_images(self._plan(spec), time.monotonic() + timeout_s) as image_ids:
+        plan = self._plan(spec)
+        with self._held_images(plan, self._images(plan), time.monotonic() + timeout_s) as image_ids:
             parts = [str(spec.compose and spec.compose.model_dump_json())]
             parts += [f"{name}={image_id}" for name, image_id in sorted(image_ids.items())]
             return f"compose:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}"
 
     @contextmanager
-    def _held_images(self, plan: ComposePlan, deadline: float) -> Iterator[dict[str, str]]:
+    def _held_images(self, plan: ComposePlan, images: Images, deadline: float) -> Iterator[dict[str, str]]:
         """Yields image ids by service; the images stay on the engine for the length of the block."""
         with ExitStack() as held:
-            held.enter_context(self._used(plan))
             yield {
-                name: held.enter_context(self._images.pinned(part, timeout_s=deadline - time.monotonic()))
+                name: held.enter_context(images.pinned(part, timeout_s=deadline - time.monotonic()))
                 for name, part in plan.images.items()
             }
 
@@ -83,38 +81,37 @@ class ComposeProvider(HostProvider):
                 self._plans.popitem(last=False)
         return plan
 
-    @contextmanager
-    def _used(self, plan: ComposePlan) -> Iterator[None]:
-        with self._lock:
-            self._plans_in_use.append(plan)
-        try:
-            yield
-        finally:
-            with self._lock:  # by identity, not by equality
-                del self._plans_in_use[next(place for place, one in enumerate(self._plans_in_use) if one is plan)]
+    def _images(self, plan: ComposePlan) -> Images:
+        """Returns the engine's images, which find the plan's own build contexts."""
 
-    def _fetch(self, bundle: Bundle) -> bytes:
-        with self._lock:
-            plans = list(self._plans_in_use)
-        for plan in plans:
-            if bundle.sha256 in plan.contexts:
-                return plan.contexts[bundle.sha256]
-        return self._fetch_bundle(bundle)
+        def fetch(bundle: Bundle) -> bytes:
+            return plan.contexts.get(bundle.sha256) or self._fetch_bundle(bundle)
+
+        return Images(self._settings, fetch_bundle=fetch, semaphore=self._semaphore)
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> ComposeEnvironment:
         """Creates networks, volumes and services, ready as the file says; set-up commands run last, in the main one."""
         deadline, times, plan = time.monotonic() + timeout_s, Times(), self._plan(spec)
+        images = self._images(plan)
         with ExitStack() as held:
             with times.measure("image"):
-                images = held.enter_context(self._held_images(plan, deadline))
+                image_ids = held.enter_context(self._held_images(plan, images, deadline))
             resources = ComposeResources(self._engine, plan, spec, tags)
             start = ProjectStart(
-                self._settings, self._images, self._semaphore, self._watch, resources, images, times, self._find
+                self._settings,
+                images,
+                self._semaphore,
+                self._watch,
+                resources,
+                image_ids,
+                times,
+                self._find,
+                timeout_s,
             )
             try:
-                environment = start.environment(deadline, timeout_s)
+                environment = start.environment(deadline)
             except BaseException:
                 start.remove()
                 raise
-        log.info("environment.created", environment=environment.id, image=spec.label, services=len(images))
+        log.info("environment.created", environment=environment.id, image=spec.label, services=len(image_ids))
         return environment

@@ -6,7 +6,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import structlog
 from docker.errors import APIError, NotFound
-from docker.types import EndpointConfig, IPAMConfig, IPAMPool, Mount, Ulimit
+from docker.types import EndpointConfig, IPAMConfig, IPAMPool, Mount
 
 from app.compose_file.model import Service
 from app.compose_file.mounts import MountKind
@@ -145,8 +145,6 @@ class ComposeResources:
             *(config.get("ExtraHosts") or []),
             *(f"{name}:{address}" for name, address in service.extra_hosts.items()),
         ]
-        config["Sysctls"] = {**(config.get("Sysctls") or {}), **service.sysctls}
-        config["Ulimits"] = _tighter(config.get("Ulimits") or (), service)
         config["CapDrop"] = sorted({*(config.get("CapDrop") or []), *service.cap_drop})
         if self.cgroup is not None:
             config["CgroupParent"] = self.cgroup
@@ -224,16 +222,6 @@ def _remove_unless_busy(remove: Callable[[str], object], identity: str) -> None:
     except APIError as error:
         if error.status_code not in (403, 409) and "active endpoints" not in str(error):
             raise
-
-
-def _tighter(ours: Iterable[Any], service: Service) -> list[Ulimit]:
-    limits = {one["Name"]: Ulimit(name=one["Name"], soft=one["Soft"], hard=one["Hard"]) for one in ours}
-    for name, (soft, hard) in service.ulimits.items():
-        given = [hard, limits[name]["Hard"] if name in limits else -1]
-        hard = min((one for one in given if one >= 0), default=-1)  # below zero: unlimited
-        soft = min((one for one in (soft, hard) if one >= 0), default=-1)
-        limits[name] = Ulimit(name=name, soft=soft, hard=hard)
-    return list(limits.values())
 
 
 # Small subnets of our own choice, as an engine's own pools hold about thirty, and addresses given by us: a restarted

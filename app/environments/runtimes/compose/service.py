@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from docker.errors import NotFound
-from docker.types import LogConfig, Mount
+from docker.types import LogConfig
 
 from app.compose_file.model import Condition, HealthCheck, Service
 from app.compose_file.plan import resources_of
@@ -19,6 +19,7 @@ from app.environments.contract import ServiceMemory
 from app.environments.runtimes.compose.resources import ComposeResources
 from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.docker.container import DockerEnvironment
+from app.environments.runtimes.docker.provider import container_limits
 from app.environments.session.client import SessionClient
 from app.environments.session.transports import exec_stream
 from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy, StationError
@@ -26,11 +27,9 @@ from app.host import archives
 from app.host.cgroup_counts import MemoryWatch, container_memory_events
 from app.host.container_layer import usage_of
 from app.host.disk import DiskUsage
-from app.host.privileges import CAP_DROP, cpu_shares
 from app.models.shell import OutputLogs
 
-_COPIED, _MOUNTED = "/.megaflow-helper", "/dev/.megaflow-helper"
-"""Paths of the session's helper inside; mounted in a read-only container, into which nothing can be copied."""
+_HELPER = "/.megaflow-helper"
 _FIRST_LOOK_S = 0.05
 _LOOK_S = 1.0
 """Maximum pause between checks; an engine checks a service's health only at the file's interval, often 30 s."""
@@ -81,9 +80,7 @@ class ServiceContainer:
             self.resources.join_others(self.service, self.id)
             for one in self.resources.plan.copies[name]:
                 engine.api.put_archive(self.id, "/", one.at_root)
-            if not self.service.read_only:
-                program = archives.of_file(_COPIED, self.helper.read_bytes(), mode=0o755)
-                engine.api.put_archive(self.id, "/", program)
+            engine.api.put_archive(self.id, "/", archives.of_file(_HELPER, self.helper.read_bytes(), mode=0o755))
             with engine.named(f"start service {name!r}", ServiceUnhealthy):  # nothing to execute, no such user
                 engine.api.start(self.id)
             about = engine.api.inspect_container(self.id)
@@ -100,9 +97,8 @@ class ServiceContainer:
 
     def _client(self, user: str, workdir: str) -> SessionClient:
         engine, identity = self.resources.engine, self.id
-        program = _MOUNTED if self.service.read_only else _COPIED
         return SessionClient(
-            lambda: exec_stream(engine, identity, [program, "--stdio"], user=user),
+            lambda: exec_stream(engine, identity, [_HELPER, "--stdio"], user=user),
             label=identity[:12],
             cwd=workdir,
             ended=self.resources.raise_if_ended,
@@ -121,7 +117,6 @@ class ServiceContainer:
                 environment=service.variables,
                 working_dir=service.working_dir,
                 labels=self.resources.labels(service.name),
-                stop_signal=service.stop_signal,
                 healthcheck=_engine_check(service.healthcheck),
                 host_config=self.resources.host_config_of(self._limits(), service),
                 **self.resources.first_network(service),
@@ -135,20 +130,9 @@ class ServiceContainer:
         own = resources_of(service, self.resources.spec.resources)
         return engine.api.create_host_config(
             init=service.init,
-            read_only=service.read_only,
-            mounts=[Mount(_MOUNTED, str(self.helper), type="bind", read_only=True)] if service.read_only else [],
             network_mode=self.resources.network_of(service),
-            cpu_shares=cpu_shares(own),
-            nano_cpus=int(min(own.most.cpus, engine.cpus) * 1e9),
-            mem_limit=own.most.memory_bytes,
-            memswap_limit=own.most.memory_bytes,
-            pids_limit=own.pids,
-            cap_drop=CAP_DROP,
-            sysctls={"net.ipv4.ip_unprivileged_port_start": "0"},
-            security_opt=["no-new-privileges"],
-            ipc_mode="private",
             log_config=LogConfig(type="local", config={"max-size": _LOG_BYTES, "max-file": _LOG_FILES}),
-            oom_score_adj=500,  # as every container of a task
+            **container_limits(engine, own),
             **disk_limits.bounds(engine, self.resources.spec),
         )
 

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any
 
 import structlog
+from docker.types import Mount
 
 from app.compose_file.file import Project
 from app.compose_file.model import Condition, Service
@@ -26,7 +28,7 @@ from app.environments.runtimes.compose.service import ProjectDisk, ServiceContai
 from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.runtimes.docker.provider import DockerProvider
-from app.environments.runtimes.setup import carry_out
+from app.environments.runtimes.setup import EnvironmentRequest, carry_out
 from app.environments.session.transports import Transport, binary_for
 from app.environments.tools import Find, Tool
 from app.errors import EnvironmentFailed, ServiceUnhealthy, StationError
@@ -41,33 +43,21 @@ log = structlog.get_logger()
 
 _PAUSE_S = 0.2
 _TAIL_CHARACTERS = 2000
-_MOST_LOOKS = 10_000
-"""Loop limit for a shell that runs a script itself, without a program of its own."""
-_FAILED = "/var/tmp/.service.failed"
-_NOT_YET = "service-starts"
 _START = f"""\
-{{{{ echo {_NOT_YET} >/proc/$$/comm; }}}} 2>/dev/null
 [ -d /var/tmp ] || mkdir -p /var/tmp
 : >{LOG} || exit
-{{{{ trap '' HUP; trap 'echo $? >{_FAILED}' EXIT; exec {{command}}; }}}} >{LOG} 2>&1 </dev/null &
-looks=0 name= state=
-while [ $looks -lt {_MOST_LOOKS} ] && [ -e /proc/$! ]; do
-  looks=$((looks + 1)) name= state=
-  read -r id name state others </proc/$!/stat
-  case "$name $state" in "({_NOT_YET}"*") Z") break ;; "({_NOT_YET}"* | *" ") ;; *) exit 0 ;; esac
-done 2>/dev/null
-[ "$state" = Z ] || [ ! -e /proc/$! ] || exit 0
+{{{{ trap '' HUP; exec {{command}}; }}}} >{LOG} 2>&1 </dev/null &
+sleep 0.2 2>/dev/null || sleep 1
+state=
+{{{{ read -r state </proc/$!/stat; }}}} 2>/dev/null
+case $state in '' | *') Z '*) ;; *) exit 0 ;; esac
 wait $!
 code=$?
-[ "$state" = Z ] || [ -n "$BASH_VERSION" ] || [ -e {_FAILED} ] || exit 0
 case $code in 126 | 127) exit $code ;; esac
 """
 """Starts a command in the background, and exits with its exit code when there was nothing to execute.
 
-A process has the name that its shell set until it executes the program. So the kernel shows at once whether it ended
-before that or got another name. A command that starts is not awaited longer: what exit code the program itself has,
-now or later, does not count. If it ended before it was checked, a shell's file tells; bash writes none, and there a
-program that ends at once with the exit code for "not found" counts as not found.
+After a moment, a command that runs is not awaited longer: what exit code it has later does not count.
 """
 _LOOK_S = 0.2
 
@@ -85,14 +75,15 @@ class ProjectStart:
         image_ids: dict[str, str],
         times: Times,
         tools: Find | None,
+        start_s: float,
     ) -> None:
+        """start_s: time limit of another start, after a reset."""
         self._settings = settings
         self._resources = resources
         self._image_ids = image_ids
         self._times = times
-        self._provider = MainContainerProvider(settings, images, semaphore, resources, watch, tools)
         self._project = resources.plan.project
-        self._main: DockerEnvironment | None = None
+        self._main: ComposeEnvironment | None = None
         helper = binary_for(resources.engine, settings.home)
         self._others = {
             name: ServiceContainer(resources, one, image_ids[name], helper)
@@ -101,9 +92,11 @@ class ProjectStart:
         }
         self._watch = watch
         self._disk = ProjectDisk(resources, self._others.values())
+        made = partial(ComposeEnvironment, resources, self._others, self._disk, self._start_again, start_s)
+        self._provider = MainContainerProvider(settings, images, semaphore, resources, watch, tools, made)
 
-    def environment(self, deadline: float, start_s: float) -> ComposeEnvironment:
-        """Creates the environment. deadline: monotonic. start_s: time limit of another start, after a reset.
+    def environment(self, deadline: float) -> ComposeEnvironment:
+        """Creates the environment. deadline: monotonic.
 
         Raises: ServiceUnhealthy: names the one at fault; SetupFailed, SetupTimedOut, NoPlaceToStart;
             EnvironmentFailed; EngineUnavailable.
@@ -111,12 +104,12 @@ class ProjectStart:
         if disk_limits.in_sight(self._resources.engine):  # else it cannot be watched from here
             self._watch.watch(self._disk, limit_of(self._resources.spec))
         try:
-            return self._create_environment(deadline, start_s)
+            return self._create_environment(deadline)
         except StationError:
             self._resources.raise_if_ended()  # the real reason
             raise
 
-    def _create_environment(self, deadline: float, start_s: float) -> ComposeEnvironment:
+    def _create_environment(self, deadline: float) -> ComposeEnvironment:
         with self._times.measure("network"):
             self._resources.create(self._settings)
         with self._times.measure("services"):
@@ -131,7 +124,7 @@ class ProjectStart:
         self._main.note_set_up_done()
         self._sum_phases(self._main.times.phases)
         self._resources.raise_if_ended()
-        return ComposeEnvironment(self._main, self._others, self._resources, self._disk, self._start_again, start_s)
+        return self._main
 
     def _sum_phases(self, phases: dict[str, float]) -> None:
         """Makes the main container's phases those of the project: it starts when the last service is ready."""
@@ -168,7 +161,9 @@ class ProjectStart:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise ServiceUnhealthy(f"service {service.name!r} was not started in time: the others took all of it.")
-        self._main = self._disk.main = self._provider.create(part, self._resources.tags, timeout_s=left_s)
+        main = self._provider.create(part, self._resources.tags, timeout_s=left_s)
+        assert isinstance(main, ComposeEnvironment)
+        self._main = self._disk.main = main
         self._watch.forget(self._main)  # it is watched as a part of the project
         self._resources.raise_if_ended()  # it may have ended before `main` was set
         start_inside(self._main, self._resources, self._image_ids[service.name], deadline)
@@ -276,12 +271,15 @@ class MainContainerProvider(DockerProvider):
         resources: ComposeResources,
         watch: DiskWatch,
         tools: Find | None,
+        environment: Callable[..., ComposeEnvironment],
     ) -> None:
+        """environment: makes one with the arguments of a `DockerEnvironment`."""
         super().__init__(settings, fetch_bundle=lambda bundle: b"", semaphore=semaphore, tools=tools)
         self._images = images  # it knows the project's build contexts
         self._watch = watch
         self._resources = resources
         self._service = resources.plan.main
+        self._environment = environment
 
     def _network(self, spec: EnvironmentSpec, tags: Tags) -> str:
         return self._resources.network_of(self._service)
@@ -300,22 +298,18 @@ class MainContainerProvider(DockerProvider):
 
     def _create(
         self,
-        engine: Engine,
-        spec: EnvironmentSpec,
-        tags: Tags,
+        request: EnvironmentRequest,
         image_id: str,
         network: str | None,
         transport: Transport,
         tools: tuple[Tool, ...],
     ) -> str:
-        container_id = super()._create(engine, spec, tags, image_id, network, transport, tools)
+        container_id = super()._create(request, image_id, network, transport, tools)
         self._resources.join_others(self._service, container_id)
         return container_id
 
-    def _limits(
-        self, engine: Engine, spec: EnvironmentSpec, network: str | None, transport: Transport, tools: tuple[Tool, ...]
-    ) -> Any:
-        return self._resources.host_config_of(super()._limits(engine, spec, network, transport, tools), self._service)
+    def _limits(self, spec: EnvironmentSpec, network: str | None, mounts: list[Mount]) -> Any:
+        return self._resources.host_config_of(super()._limits(spec, network, mounts), self._service)
 
 
 def start_inside(environment: DockerEnvironment, resources: ComposeResources, image_id: str, deadline: float) -> None:

@@ -14,14 +14,15 @@ import structlog
 from docker.errors import APIError, DockerException, NotFound
 from requests import RequestException
 
-from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Tags, Times
+from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Tags
 from app.environments.networks import open_egress
 from app.environments.networks.forwarding import forward
 from app.environments.runtimes.session_environment import SessionEnvironment
+from app.environments.runtimes.setup import EnvironmentRequest
 from app.environments.session.client import SessionClient
 from app.environments.session.transports import ContainerTarget, Transport
 from app.environments.tools import Tool, archived
-from app.errors import EnvironmentFailed, EnvironmentVanished, NotRestarted, StationError
+from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import layer_files, unseen_layer
 from app.host.cgroup_counts import MemoryWatch, PidsWatch, container_memory_events
 from app.host.cgroups import container_folders, container_processes, in_container
@@ -29,7 +30,6 @@ from app.host.container_layer import ContainerLayer, outside_of, places_of, usag
 from app.host.disk import DiskUsage
 from app.host.engine import Engine
 from app.models.shell import DecideFile, Restart
-from app.models.spec import EnvironmentSpec
 
 log = structlog.get_logger()
 
@@ -51,23 +51,19 @@ class DockerEnvironment(SessionEnvironment):
         self,
         engine: Engine,
         inside: ContainerTarget,
-        spec: EnvironmentSpec,
-        image_id: str,
+        request: EnvironmentRequest,
         transport: Transport,
         layer: ContainerLayer | None,
-        times: Times,
         tools: tuple[Tool, ...] = (),
         *,
-        name: str = "",
-        alone: bool = False,
+        name: str,
+        alone: bool,
     ) -> None:
-        """image_id: the task's image, also when the container is based on a set-up's result. name: if it is known.
-        alone: without any network of the engine.
-        """
-        super().__init__(spec, times, tools)
+        """alone: without any network of the engine."""
+        super().__init__(request.spec, request.times, tools)
         self._engine = engine
         self._inside = inside
-        self._image_id = image_id
+        self._image_id = request.image_id  # the task's, also when the container is based on a set-up's result
         self._transport = transport
         self._layer = layer
         self._name = name
@@ -93,11 +89,10 @@ class DockerEnvironment(SessionEnvironment):
     def _look(self) -> None:
         """Finds out what must be known before the first command; asks the engine only for what is not visible."""
         init, outside = self._transport.init(), self._outside()
-        if self._name and init is not None and outside is not None and in_container(self.id, init):
+        if init is not None and outside is not None and in_container(self.id, init):
             self._pid = init
         else:
             about = self._engine.api.inspect_container(self.id)
-            self._name = str(about["Name"]).lstrip("/")
             self._pid = int(about["State"]["Pid"])
             outside = outside_of(about)
         self._watch_limits()
@@ -207,23 +202,16 @@ class DockerEnvironment(SessionEnvironment):
                 self._engine.api.rename(self.id, name)
                 self._name = name
 
-    def _reset(self) -> ResetProof:
+    def _reset_files(self) -> ResetProof:
         """Kills everything, empties the container's layer, proves it empty, starts again. See `ContainerLayer`."""
-        if self._set_up_inside:
-            return ResetProof(clean=False, left=("set-up commands ran: what they made is not in the image",))
-        if self._layer is None:
+        layer = self._layer
+        if layer is None:
             return ResetProof(clean=False, left=(UNSEEN,))
         self._await_name()
-        try:
-            self._raise_if_gone()
-            self.times.phases.clear()  # its times so far were the last attempt's
-            with self.times.measure("reset"):
-                return self._reset_files(self._layer)
-        except (DockerException, RequestException, OSError, StationError) as error:
-            log.warning("environment.reset_failed", environment=self.id, reason=str(error))
-            return ResetProof(clean=False, left=(f"the reset itself failed: {error}",))
+        with self._engine.named(f"reset environment {self.id[:12]}", EnvironmentFailed):
+            return self._emptied(layer)
 
-    def _reset_files(self, layer: ContainerLayer) -> ResetProof:
+    def _emptied(self, layer: ContainerLayer) -> ResetProof:
         killed, state = self._stop()
         if state["State"]["Running"] or layer.has_volumes(state):
             return ResetProof(clean=False, left=("it would not stop, or has volumes",))
@@ -245,18 +233,14 @@ class DockerEnvironment(SessionEnvironment):
         api.wait(self.id, timeout=30)
         return killed, api.inspect_container(self.id)  # it answers only when the file system is unmounted
 
-    def restart(self, decide: DecideFile) -> Restart:
-        """Restarts it, see `Environment.restart`. Where its layer is not visible from here: by `unseen_layer`."""
+    def _restarted(self, decide: DecideFile) -> Restart:
+        """Restarts it. Where its layer is not visible from here: by `unseen_layer`."""
         self._await_name()
-        named = self._engine.named(f"restart environment {self.id[:12]}", EnvironmentFailed)
-        with self._alive_during("restart it", NotRestarted), named:
-            try:
-                killed, state = self._stop()
-                restart = Restart(killed, *self._put_back(state, decide))
-                self.start(proven=True)
-                self.bring_tools()
-            except OSError as error:
-                raise EnvironmentFailed(f"environment {self.id[:12]} could not be restarted: {error}") from error
+        with self._engine.named(f"restart environment {self.id[:12]}", EnvironmentFailed):
+            killed, state = self._stop()
+            restart = Restart(killed, *self._put_back(state, decide))
+            self.start(proven=True)
+            self.bring_tools()
         return restart
 
     def _put_back(self, state: dict[str, Any], decide: DecideFile) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -27,10 +27,10 @@ from app.environments.session.transports import (
     TRANSPORTS,
     ContainerTarget,
     Transport,
-    TransportKind,
     TransportKinds,
     TransportUnusable,
-    transport_choice,
+    candidates,
+    prove,
 )
 from app.environments.tools import Find, Tool, tools_of
 from app.errors import EnvironmentFailed, ImageUnavailable, StationError
@@ -41,7 +41,7 @@ from app.host.engine import ROLE, Engine, engine_of
 from app.host.privileges import CAP_DROP, cpu_shares
 from app.host.slots import Semaphore
 from app.images.task_images import Images, host_of
-from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
+from app.models.spec import Bundle, EnvironmentSpec, Network, Resources, Reuse
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -49,6 +49,8 @@ log = structlog.get_logger()
 
 class DockerProvider(HostProvider):
     """Makes containers on the engine of the settings. `transports`: the kinds to try, best first."""
+
+    _environment: Callable[..., DockerEnvironment] = DockerEnvironment
 
     def __init__(
         self,
@@ -90,55 +92,43 @@ class DockerProvider(HostProvider):
         return environment
 
     def _started(self, request: EnvironmentRequest, root: str | None) -> DockerEnvironment:
+        """Starts it by the transport that is known to work, else by the first that works. root: see `_start`."""
         with self.start_slot(host_of(self._engine), request.left_s):
-            environment = self._start(request.spec, request.tags, request.image_id, request.times, root)
+            kinds = candidates(self._engine, self._transports)
+            for kind in kinds:
+                try:
+                    environment = self._start(request, root, kind, proven=len(kinds) == 1)
+                except TransportUnusable as error:
+                    log.warning("environment.transport_unusable", transport=kind.__name__, reason=str(error))
+                    if kind is kinds[-1]:
+                        raise
+                    continue
+                if len(kinds) > 1:
+                    prove(self._engine, kind)
+                break
         return disk_limits.watched(self._watch, environment, request.spec)
 
     def _start(
-        self, spec: EnvironmentSpec, tags: Tags, image_id: str, times: Times, root: str | None
+        self, request: EnvironmentRequest, root: str | None, kind: type[Transport], *, proven: bool
     ) -> DockerEnvironment:
-        """Starts it by the transport that is known to work, else by the first that works."""
-        choice = transport_choice(self._engine, self._settings.home, self._transports)
-        closed: TransportUnusable | None = None
-        for kind in choice.candidates():
-            try:
-                environment = self._start_by(kind, spec, tags, image_id, times, root, proven=choice.proven is not None)
-            except TransportUnusable as error:
-                log.warning("environment.transport_unusable", transport=type(kind).__name__, reason=str(error))
-                closed = error
-                continue
-            choice.prove(kind)
-            return environment
-        raise closed or EnvironmentFailed("no transport leads into a container of this engine.")
-
-    def _start_by(
-        self,
-        kind: TransportKind,
-        spec: EnvironmentSpec,
-        tags: Tags,
-        image_id: str,
-        times: Times,
-        root: str | None,
-        *,
-        proven: bool,
-    ) -> DockerEnvironment:
-        network = self._network(spec, tags)
+        """Starts it. root: the image that it is based on, if not the task's. Raises: TransportUnusable."""
+        spec, network = request.spec, self._network(request.spec, request.tags)
         engine, tools = self._engine, tools_of(spec, self._find)
         with engine.named(f"create an environment from {spec.label}", EnvironmentFailed):
             with disk_named("make an environment"):
-                transport = kind.transport()
+                transport = kind(engine, self._settings.home)
             container_id = None
             try:
-                with times.measure("create"):
-                    container_id = self._create(engine, spec, tags, root or image_id, network, transport, tools)
+                with request.times.measure("create"):
+                    container_id = self._create(request, root or request.image_id, network, transport, tools)
                     about = engine.api.inspect_container(container_id)
                     if network is None:
                         hosts_file.write(engine, about)
-                inside = ContainerTarget(container_id, spec.workdir, self._user(engine, image_id))
+                inside = ContainerTarget(container_id, spec.workdir, self._user(engine, request.image_id))
                 layer = ContainerLayer.of(about, {str(mount["Target"]) for mount in _mounts(transport, tools)})
-                self._images.refuse_unfit(container_id, image_id, spec.label)  # leaves files in the layer
-                environment = DockerEnvironment(
-                    *(engine, inside, spec, image_id, transport, layer, times, tools),
+                self._images.refuse_unfit(container_id, request.image_id, spec.label)  # leaves files in the layer
+                environment = self._environment(
+                    *(engine, inside, request, transport, layer, tools),
                     name=str(about["Name"]).lstrip("/"),
                     alone=network is None,
                 )
@@ -155,14 +145,13 @@ class DockerProvider(HostProvider):
 
     def _create(
         self,
-        engine: Engine,
-        spec: EnvironmentSpec,
-        tags: Tags,
+        request: EnvironmentRequest,
         image_id: str,
         network: str | None,
         transport: Transport,
         tools: tuple[Tool, ...],
     ) -> str:
+        engine, spec, tags = self._engine, request.spec, request.tags
         try:
             answer = engine.api.create_container(
                 image_id,
@@ -174,7 +163,7 @@ class DockerProvider(HostProvider):
                 working_dir=spec.workdir,
                 labels=self._labels(tags),
                 healthcheck={"Test": ["NONE"]},
-                host_config=self._limits(engine, spec, network, transport, tools),
+                host_config=self._limits(spec, network, _mounts(transport, tools)),
                 network_disabled=network is None,
                 **self._joining(),
             )
@@ -183,25 +172,14 @@ class DockerProvider(HostProvider):
             raise ImageUnavailable(f"image {spec.label} was here and is gone ({image_id}); try again.") from error
         return str(answer["Id"])
 
-    def _limits(
-        self, engine: Engine, spec: EnvironmentSpec, network: str | None, transport: Transport, tools: tuple[Tool, ...]
-    ) -> Any:
-        resources = spec.resources
-        return engine.api.create_host_config(
-            mounts=_mounts(transport, tools),
+    def _limits(self, spec: EnvironmentSpec, network: str | None, mounts: list[Mount]) -> Any:
+        options = container_limits(self._engine, spec.resources)
+        return self._engine.api.create_host_config(
+            mounts=mounts,
             network_mode=network or "none",
-            cpu_shares=cpu_shares(resources),
-            nano_cpus=int(min(resources.most.cpus, engine.cpus) * 1e9),
-            mem_limit=resources.most.memory_bytes,
-            memswap_limit=resources.most.memory_bytes,
-            pids_limit=resources.pids,
-            cap_drop=CAP_DROP,
-            sysctls={"net.ipv4.ip_unprivileged_port_start": "0"},
-            security_opt=["no-new-privileges"],
-            ipc_mode="private",
             log_config=LogConfig(type="none"),
-            oom_score_adj=500,  # a host short of memory ends a task before a worker
-            **disk_limits.limits(engine, spec),
+            **options,
+            **disk_limits.limits(self._engine, spec),
         )
 
     def _user(self, engine: Engine, image_id: str) -> str | None:
@@ -223,6 +201,23 @@ class DockerProvider(HostProvider):
         if spec.network is Network.OPEN:
             return open_network(self._engine, self._settings, tags.installation)
         return "none" if spec.reuse is Reuse.SHARED_READONLY else None  # only the engine can write its files
+
+
+def container_limits(engine: Engine, resources: Resources) -> dict[str, Any]:
+    """Returns what a host configuration says of every container of a task: resources and privileges."""
+    most = resources.most
+    return {
+        "cpu_shares": cpu_shares(resources),
+        "nano_cpus": int(min(most.cpus, engine.cpus) * 1e9),
+        "mem_limit": most.memory_bytes,
+        "memswap_limit": most.memory_bytes,
+        "pids_limit": resources.pids,
+        "cap_drop": CAP_DROP,
+        "sysctls": {"net.ipv4.ip_unprivileged_port_start": "0"},
+        "security_opt": ["no-new-privileges"],
+        "ipc_mode": "private",
+        "oom_score_adj": 500,  # a host short of memory ends a task before a worker
+    }
 
 
 def _mounts(transport: Transport, tools: tuple[Tool, ...]) -> list[Mount]:

@@ -145,7 +145,7 @@ class KubernetesEnvironment(SessionEnvironment):
         except EnvironmentFailed:  # it is too large: as many bytes as are read of any file
             return bytes(_READ_BYTES)
 
-    def _reset(self) -> ResetProof:
+    def _reset_files(self) -> ResetProof:
         return ResetProof(clean=False, left=(_UNPROVEN,))
 
     def _destroy(self) -> None:

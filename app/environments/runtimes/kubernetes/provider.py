@@ -9,7 +9,7 @@ from contextlib import suppress
 import structlog
 
 from app.environments import prebuilt
-from app.environments.contract import EnvironmentProvider, Tags, Times
+from app.environments.contract import EnvironmentProvider, Tags
 from app.environments.runtimes.kubernetes.cluster import Cluster, Object, cluster_of
 from app.environments.runtimes.kubernetes.environment import KubernetesEnvironment
 from app.environments.runtimes.kubernetes.exec_streams import PodStream
@@ -24,7 +24,7 @@ from app.environments.runtimes.kubernetes.pod import (
     waits_for,
 )
 from app.environments.runtimes.session_environment import ended_on_error
-from app.environments.runtimes.setup import carry_out
+from app.environments.runtimes.setup import EnvironmentRequest, carry_out
 from app.environments.tools import Find, tools_of, versions
 from app.errors import EngineUnavailable, EnvironmentFailed, ImageUnavailable, NoPlaceToStart, StationError
 from app.images.references import built_for_all
@@ -60,30 +60,29 @@ class KubernetesProvider(EnvironmentProvider):
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> KubernetesEnvironment:
         """Creates an environment. Set-up commands run in each pod: their result cannot be kept."""
-        deadline, times = time.monotonic() + timeout_s, Times()
-        times.phases |= {"image": 0.0, "set_up": 0.0}
+        request = EnvironmentRequest(spec, tags, time.monotonic() + timeout_s)
+        request.times.phases |= {"image": 0.0, "set_up": 0.0}
         if spec.reuse is Reuse.SHARED_READONLY:
             raise EnvironmentFailed(
                 "expected `fresh` or `recycled` for the kind 'kubernetes', found 'shared-readonly': no pods are shared."
             )
-        environment = self._started(spec, tags, deadline, times)
+        environment = self._started(request)
         with ended_on_error(environment):
-            with times.measure("set_up"):
-                carry_out(spec.setup, environment, deadline)
+            with request.times.measure("set_up"):
+                carry_out(spec.setup, environment, request.deadline)
             environment.bring_tools()
             environment.note_begun()
         log.info("environment.created", environment=environment.id, image=spec.label)
         return environment
 
-    def _started(self, spec: EnvironmentSpec, tags: Tags, deadline: float, times: Times) -> KubernetesEnvironment:
+    def _started(self, request: EnvironmentRequest) -> KubernetesEnvironment:
         """Starts a pod. If its image names another user than root, that is read in it, and a new pod runs as root."""
-        image, cluster = image_of(spec, self._settings), cluster_of(self._settings)
-        self._police(cluster, tags.installation)
+        image, cluster = image_of(request.spec, self._settings), cluster_of(self._settings)
+        self._police(cluster, request.tags.installation)
         while True:
-            user = _users.get(image)
             name = f"mf-{secrets.token_hex(8)}"
             try:
-                environment = self._start(cluster, name, spec, tags, deadline, times, user)
+                environment = self._start(cluster, name, image, request)
             except BaseException:
                 with suppress(StationError):  # what stays ends itself, or the sweeper removes it
                     cluster.delete_pod(name)
@@ -93,22 +92,16 @@ class KubernetesProvider(EnvironmentProvider):
             cluster.delete_pod(name)
 
     def _start(
-        self,
-        cluster: Cluster,
-        name: str,
-        spec: EnvironmentSpec,
-        tags: Tags,
-        deadline: float,
-        times: Times,
-        user: str | None,
+        self, cluster: Cluster, name: str, image: str, request: EnvironmentRequest
     ) -> KubernetesEnvironment | None:
         """Starts one pod. None: its user is not root, and is known now."""
-        image, tools = image_of(spec, self._settings), tools_of(spec, self._find)
+        spec, tags, times, user = request.spec, request.tags, request.times, _users.get(image)
+        tools = tools_of(spec, self._find)
         with times.measure("create"):
             left_s = tags.deadline_unix_s - time.time()
             cluster.create_pod(manifest(spec, tags, name, image, left_s=left_s, as_root=user is not None))
         with times.measure("start"):
-            pod = _await_running(cluster, name, image, deadline)
+            pod = _await_running(cluster, name, image, request.deadline)
         with times.measure("session"):
             stream, inside = _enter(cluster, name)
             if not inside.is_root:
@@ -128,7 +121,7 @@ class KubernetesProvider(EnvironmentProvider):
 
     def _fresh(self, spec: EnvironmentSpec, tags: Tags) -> KubernetesEnvironment:
         plain = spec.model_copy(update={"setup": (), "tools": (), "network": Network.NONE, "allowed_hosts": ()})
-        return self._started(plain, tags, time.monotonic() + _FRESH_S, Times())
+        return self._started(EnvironmentRequest(plain, tags, time.monotonic() + _FRESH_S))
 
     def _police(self, cluster: Cluster, installation: str) -> None:
         if (cluster, installation) not in _policed:

@@ -95,7 +95,7 @@ class LocalEnvironment(SessionEnvironment):
             self._forwards.add(port_forward)
             return port_forward
 
-    def _reset(self) -> ResetProof:
+    def _reset_files(self) -> ResetProof:
         """Is never clean: commands may have written anywhere on the host, and a new folder costs little."""
         return ResetProof(clean=False, left=("without isolation nothing can be proven",))
 

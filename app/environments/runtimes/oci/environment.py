@@ -20,7 +20,7 @@ from app.environments.runtimes.session_environment import SessionEnvironment
 from app.environments.session.client import SessionClient
 from app.environments.session.connection import Connect, unix_connector
 from app.environments.tools import Tool
-from app.errors import EnvironmentFailed, EnvironmentVanished, NotRestarted, StationError
+from app.errors import EnvironmentFailed, EnvironmentVanished
 from app.host import kernel
 from app.host.cgroup_counts import MemoryWatch, PidsWatch
 from app.host.disk import DiskUsage
@@ -60,8 +60,7 @@ class OciEnvironment(SessionEnvironment):
         return self._body.id
 
     def describe(self) -> dict[str, Any]:
-        more = {"runtime": self._body.started_by, "user_namespace": self._site.users_apart}
-        return self._described("oci", self._image.id, **more)
+        return self._described("oci", self._image.id, runtime=self._body.started_by)
 
     def adopt(self, tags: Tags) -> None:
         """Records that it belongs to this attempt from now on."""
@@ -118,7 +117,7 @@ class OciEnvironment(SessionEnvironment):
     def _new_memory_watch(self) -> MemoryWatch:
         return MemoryWatch(self._body.cgroup.memory_events, lambda: None)
 
-    def _restart(self, image: StoredImage) -> None:
+    def _start_anew(self, image: StoredImage) -> None:
         self._close_ports()
         self._session.close()
         self._image = image
@@ -135,20 +134,12 @@ class OciEnvironment(SessionEnvironment):
             user=self._image.user or None,
         )
 
-    def _reset(self) -> ResetProof:
-        """Ends everything in it, deletes its layer, starts it again under the same id: new in all but name."""
-        if self._set_up_inside:
-            return ResetProof(clean=False, left=("set-up commands ran: what they made is not in the image",))
-        try:
-            with self._life:
-                self.times.phases.clear()  # from here on, times belong to the next attempt
-                with self.times.measure("reset"):
-                    return self._reset_files()
-        except (OSError, StationError) as error:
-            log.warning("environment.reset_failed", environment=self.id, reason=str(error))
-            return ResetProof(clean=False, left=(f"the reset itself failed: {error}",))
-
     def _reset_files(self) -> ResetProof:
+        """Ends everything in it, deletes its layer, starts it again under the same id: new in all but name."""
+        with self._life:
+            return self._emptied()
+
+    def _emptied(self) -> ResetProof:
         self._raise_if_gone()
         killed = len(self._body.processes())
         self._body.stop()
@@ -156,20 +147,17 @@ class OciEnvironment(SessionEnvironment):
         left = tuple(str(place) for place in (self._body.place.upper, *self._body.cgroup.folders) if place.exists())
         if left:
             return ResetProof(clean=False, left=left)
-        self._restart(self._image)
+        self._start_anew(self._image)
         self._origin, self.times.route = Origin.RECYCLED, Route.RECYCLED
         return ResetProof(clean=True, removed=removed, killed=killed)
 
-    def restart(self, decide: DecideFile) -> Restart:
-        with self._life, self._alive_during("restart it", NotRestarted):
-            try:
-                killed = len(self._body.processes())
-                self._body.stop()
-                put_back = self._body.put_back(self._image.layers, decide, self._set_up_until_ns)
-                self._body.clear()
-                self._restart(self._image)
-            except OSError as error:
-                raise EnvironmentFailed(f"environment {self.id[:12]} could not be restarted: {error}") from error
+    def _restarted(self, decide: DecideFile) -> Restart:
+        with self._life:
+            killed = len(self._body.processes())
+            self._body.stop()
+            put_back = self._body.put_back(self._image.layers, decide, self._set_up_until_ns)
+            self._body.clear()
+            self._start_anew(self._image)
         return Restart(killed, *put_back)
 
     @property
@@ -191,7 +179,7 @@ class OciEnvironment(SessionEnvironment):
             self._body.wipe()
             self._site.records.restack(self.id, image.layers)
             self._set_up_inside = False
-            self._restart(image)
+            self._start_anew(image)
             return None
 
     def _outside_of_files(self) -> str | None:

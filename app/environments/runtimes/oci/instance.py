@@ -62,17 +62,16 @@ class OciHost:
     store: ImageStore
     runtime: Runtime
     system: str  # the layer above every image
-    users_apart: bool = True  # users inside own nothing on this host
     helper: Path = Path("/nonexistent")  # the session's; not needed to end an environment
 
     @classmethod
-    def of(cls, home: Path, runtime: Runtime, helper: Path, *, users_apart: bool) -> OciHost:
+    def of(cls, home: Path, runtime: Runtime, helper: Path) -> OciHost:
         """Raises: DiskFull."""
         store = ImageStore(home)
         for place in (home / "environments", home / "images"):  # programs in them run as their owners, root too
             place.mkdir(parents=True, exist_ok=True)
             place.chmod(0o700)
-        return cls(home, Records(home), store, runtime, system_layer(store, helper), users_apart, helper)
+        return cls(home, Records(home), store, runtime, system_layer(store, helper), helper)
 
     @cached_property
     def stage(self) -> mount_namespace.MountStage:
@@ -124,17 +123,19 @@ class OciInstance:
 
     def _start(self, wish: StartOptions) -> None:
         site, place = self._site, self.place
-        self._users = pool().acquire(site.helper) if site.users_apart else None
+        self._users = users = pool().acquire(site.helper)
         self._raise_if_covered(wish)
         timeout_s = min(_START_S, wish.deadline - time.monotonic())
         with listen_in(place.folder, place.address.name) as listening:  # reachable from outside, no path inside
             place.upper.mkdir(exist_ok=True)  # a restart keeps its files
             place.work.mkdir()
-            self._configure(wish)
+            self._configure(wish, users.first)
             self.cgroup.make(wish.resources)
-            mount_namespace.apart(lambda: self._born(wish, listening, timeout_s), needs=site.home, stage=site.stage)
+            mount_namespace.apart(
+                lambda: self._born(wish, users, listening, timeout_s), needs=site.home, stage=site.stage
+            )
 
-    def _configure(self, wish: StartOptions) -> None:
+    def _configure(self, wish: StartOptions, first_user: int) -> None:
         annotations, rules = self._site.runtime.seccomp()
         plan = ConfigOptions(
             root=self._site.stage.root,
@@ -143,39 +144,35 @@ class OciInstance:
             annotations=annotations,
             seccomp=rules,
             read_only=wish.read_only,
-            users=self._users.first if self._users else None,
+            users=first_user,
         )
         self.place.configuration.write_text(json.dumps(configuration(plan)))
 
-    def _born(self, wish: StartOptions, listening: socket.socket, timeout_s: float) -> None:
-        site, place, stage, users = self._site, self.place, self._site.stage, self._users
+    def _born(self, wish: StartOptions, users: Users, listening: socket.socket, timeout_s: float) -> None:
+        site, place, stage = self._site, self.place, self._site.stage
         layers = [site.store.layers / name for name in stacked(site.system, wish.image.layers)]
-        if users is None:
-            _mount_overlay(layers, place.upper, place.work, stage.root)
-        else:
-            kernel.mount_for(users.namespace, str(layers[0].parent), str(stage.layers))
-            kernel.mount_for(users.namespace, str(place.folder), str(stage.own))
-            mapped = [stage.layers / layer.name for layer in layers]
-            _mount_overlay(mapped, stage.own / place.upper.name, stage.own / place.work.name, stage.root)
+        kernel.mount_for(users.namespace, str(layers[0].parent), str(stage.layers))
+        kernel.mount_for(users.namespace, str(place.folder), str(stage.own))
+        mapped = [stage.layers / layer.name for layer in layers]
+        _mount_overlay(mapped, stage.own / place.upper.name, stage.own / place.work.name, stage.root)
         handle = os.open(stage.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if wish.needs_shell:
                 _refuse_without_shell(wish.image.id, handle)
-            owner = users.first if users else 0
-            kernel.make_folders_inside(handle, wish.workdir, owner=owner)
+            kernel.make_folders_inside(handle, wish.workdir, owner=users.first)
             for tool in wish.tools:
-                self._show(tool, handle, owner, users.namespace if users else None)
+                self._show(tool, handle, users)
         finally:
             os.close(handle)
         with self.cgroup.joined() as prefix:
             launch = Launch(self.id, place, stage.state, stage.nothing)
             site.runtime.start(launch, listening, prefix, timeout_s=timeout_s)
 
-    def _show(self, tool: Tool, root: int, owner: int, users: int | None) -> None:
-        kernel.make_folders_inside(root, tool.target, owner=owner)
+    def _show(self, tool: Tool, root: int, users: Users) -> None:
+        kernel.make_folders_inside(root, tool.target, owner=users.first)
         place = kernel.open_inside(root, tool.target, os.O_PATH | os.O_DIRECTORY)
         try:
-            kernel.show(str(tool.folder), place, users, by=str(self._site.stage.tool))
+            kernel.show(str(tool.folder), place, users.namespace)
         finally:
             os.close(place)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import json
 import math
 import os
 import shutil
@@ -13,7 +11,6 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -33,26 +30,15 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True)
-class ProbeResult:
-    """Result of a probe: what a host allows."""
-
-    why_not: str | None = None  # why no environment is possible
-    users_apart: bool = False  # users inside own nothing on this host
-    lasting: bool = True  # the next trial would find the same
-
-
 _READY_S = 20.0
 _PLACE = "oci-trial-"
 _YOUNG_S = 60.0
 _REFUSED_S = 60.0
 """Seconds for which a refusal is valid."""
-_LASTING = (errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENODEV)
-"""Kernel errors that will not go away later."""
 _LIMITS = Resources(cpus=0.5, memory_bytes=64 << 20, pids=32)
 
 _lock = threading.Lock()
-_known: dict[Path, tuple[ProbeResult, float]] = {}  # and until when (monotonic) the result is valid
+_known: dict[Path, tuple[str | None, float]] = {}  # and until when (monotonic) the result is valid
 
 
 def available(settings: Settings) -> str | None:
@@ -63,79 +49,36 @@ def available(settings: Settings) -> str | None:
     The trial starts an environment without an image, checks that its limits, its filter of system calls and its
     capabilities apply, and ends it: some 50 ms. For a home's first trial the session's helper is copied, too.
     """
-    return probe_host(settings).why_not
-
-
-def probe_host(settings: Settings) -> ProbeResult:
-    """Probes the host: whether environments can be made, and what more is possible."""
     with _lock:
         home = settings.home.resolve()
-        known, until = _known.get(home, (ProbeResult(), 0.0))
+        why_not, until = _known.get(home, (None, 0.0))
         if time.monotonic() >= until:
-            known = _probe(home)
-            believed = known.why_not is None and known.lasting
-            _known[home] = (known, math.inf if believed else time.monotonic() + _REFUSED_S)
-            if known.why_not is not None:
-                log.info("oci.unavailable", reason=known.why_not)
-        return known
+            why_not = _probe(home)
+            _known[home] = (why_not, math.inf if why_not is None else time.monotonic() + _REFUSED_S)
+            if why_not is not None:
+                log.info("oci.unavailable", reason=why_not)
+        return why_not
 
 
-def _probe(home: Path) -> ProbeResult:
+def _probe(home: Path) -> str | None:
     if sys.platform != "linux":
-        return ProbeResult(f"it needs Linux, this is {sys.platform}")
+        return f"it needs Linux, this is {sys.platform}"
     if os.geteuid() != 0:
-        return ProbeResult("it needs root")
+        return "it needs root"
     runtime = runtime_of()
     if runtime is None:
-        return ProbeResult("no OCI runtime was found; install Debian's `crun`")
+        return "no OCI runtime was found; install Debian's `crun`"
     try:
         _sweep(home, runtime)
         note = home / "run" / f"oci-allowed-{_circumstances(runtime, binary(home))}"
-        return _noted(note) or _tried_all(home, runtime, note)
+        if note.exists():
+            return None
+        why_not = _tried(home, runtime)
+        if why_not is None:
+            note.touch()
+        return why_not
     except (StationError, OSError) as error:
-        return ProbeResult(f"a trial failed: {error}")
-
-
-def _noted(note: Path) -> ProbeResult | None:
-    try:
-        return ProbeResult(users_apart=json.loads(note.read_text())["users_apart"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _tried_all(home: Path, runtime: Runtime, note: Path) -> ProbeResult:
-    """Tries separate users first: since Linux 5.19 the kernel can translate the owners of files for overlayfs.
-
-    Only lasting results are noted for other processes: a momentary lack of memory must not end the host's protection.
-    """
-    refusal = _refused(home, runtime)
-    result = ProbeResult(users_apart=refusal is None)
-    if refusal is not None:
-        log.warning("oci.users_not_apart", reason=refusal.why)
-        if (why_not := _tried(home, runtime, users_apart=False)) is not None:
-            return ProbeResult(why_not)
-    if refusal is not None and not refusal.lasting:
-        return ProbeResult(lasting=False)
-    fresh = note.with_name(f"{note.name}.{os.getpid()}.{threading.get_ident()}")
-    fresh.write_text(json.dumps({"users_apart": result.users_apart}))
-    fresh.rename(note)
-    return result
-
-
-@dataclass(frozen=True)
-class _Refusal:
-    why: str
-    lasting: bool
-
-
-def _refused(home: Path, runtime: Runtime) -> _Refusal | None:
-    """Returns why users cannot be separate; a trial that fails is a reason, too."""
-    try:
-        why = _tried(home, runtime, users_apart=True)
-    except (StationError, OSError) as error:
-        cause = error if isinstance(error, OSError) else error.__cause__
-        return _Refusal(str(error), isinstance(cause, OSError) and cause.errno in _LASTING)
-    return None if why is None else _Refusal(why, lasting=True)
+        return f"a trial failed: {error}"
 
 
 def _circumstances(runtime: Runtime, helper: Path) -> str:
@@ -151,17 +94,17 @@ def _sweep(home: Path, runtime: Runtime) -> None:
         with suppress(StationError, OSError):  # the next process tries again
             if time.time() - place.stat().st_mtime < _YOUNG_S:
                 continue
-            site = OciHost(place, Records(place), ImageStore(place), runtime, "", users_apart=False)
+            site = OciHost(place, Records(place), ImageStore(place), runtime, "")
             for body in list(site.records.folder.iterdir()) if site.records.folder.exists() else []:
                 OciInstance(site, body.name).end()
             shutil.rmtree(place)
 
 
-def _tried(home: Path, runtime: Runtime, *, users_apart: bool) -> str | None:
+def _tried(home: Path, runtime: Runtime) -> str | None:
     helper = binary(home)
     place = home / "run" / f"{_PLACE}{uuid.uuid4().hex[:12]}"  # on the same disk as the real ones
     place.mkdir(parents=True)
-    site = OciHost.of(place, runtime, helper, users_apart=users_apart)
+    site = OciHost.of(place, runtime, helper)
     body = OciInstance(site, f"trial{uuid.uuid4().hex}")
     try:
         site.records.write(Record(body.id, {}, "trial", "trial"))
@@ -170,14 +113,14 @@ def _tried(home: Path, runtime: Runtime, *, users_apart: bool) -> str | None:
         body.start(
             StartOptions(StoredImage("trial", ("empty",)), _LIMITS, {}, "/testbed", needs_shell=False, deadline=until)
         )
-        return _looked_at(body, site)
+        return _looked_at(body)
     finally:
         with suppress(StationError):
             body.end()
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _looked_at(body: OciInstance, site: OciHost) -> str | None:
+def _looked_at(body: OciInstance) -> str | None:
     session = SessionClient(unix_connector(body.place.address), label="(a trial)")
     try:
         session.wait_ready(_READY_S)
@@ -185,15 +128,15 @@ def _looked_at(body: OciInstance, site: OciHost) -> str | None:
         if first is None or first not in body.cgroup.processes():
             return "the environment is not in the cgroup that was made for it"
         status = dict(line.split(":\t", 1) for line in Path(f"/proc/{first}/status").read_text().splitlines())
-        if site.users_apart and (why := _same_users(body, session, status)) is not None:
+        if (why := _same_users(body, session, status)) is not None:
             return why
     finally:
         session.close()
-    return _shared(first, site) or _loose(status)
+    return _shared(first) or _loose(status)
 
 
-def _shared(first: int, site: OciHost) -> str | None:
-    for name in ("mnt", "net", "uts", "pid", "ipc", *(["user"] if site.users_apart else [])):
+def _shared(first: int) -> str | None:
+    for name in ("mnt", "net", "uts", "pid", "ipc", "user"):
         if os.readlink(f"/proc/{first}/ns/{name}") == os.readlink(f"/proc/self/ns/{name}"):
             return f"its namespace of the kind {name!r} is ours"
     return None

@@ -14,7 +14,7 @@ from app.environments.contract import Route, Tags
 from app.environments.prebuilt import binary
 from app.environments.runtimes.oci.environment import OciEnvironment
 from app.environments.runtimes.oci.instance import OciHost, usage_of
-from app.environments.runtimes.oci.probe import probe_host
+from app.environments.runtimes.oci.probe import available
 from app.environments.runtimes.oci.runtime import runtime_of
 from app.environments.runtimes.session_environment import ended_on_error
 from app.environments.runtimes.setup import EnvironmentRequest, HostProvider, ProviderOptions, carry_out, setup_key
@@ -52,12 +52,10 @@ class OciProvider(HostProvider):
     @cached_property
     def _site(self) -> OciHost:
         runtime = runtime_of()
-        host = probe_host(self._settings)
-        if host.why_not is not None or runtime is None:
-            raise EnvironmentFailed(
-                f"environments of the kind `oci` cannot be made here: {host.why_not}; use `docker`."
-            )
-        return OciHost.of(self._home, runtime, binary(self._home), users_apart=host.users_apart)
+        why_not = available(self._settings)
+        if why_not is not None or runtime is None:
+            raise EnvironmentFailed(f"environments of the kind `oci` cannot be made here: {why_not}; use `docker`.")
+        return OciHost.of(self._home, runtime, binary(self._home))
 
     @property
     def store(self) -> ImageStore:

@@ -24,40 +24,16 @@ _BPF = "run.oci.seccomp_bpf_data"
 _CRUN_LOG_BYTES = 2000
 
 
-@dataclass(frozen=True)
 class EnvironmentFolder:
     """Paths in an environment's own folder."""
 
-    folder: Path
-
-    @property
-    def upper(self) -> Path:
-        """Written files, as overlayfs stores them."""
-        return self.folder / "upper"
-
-    @property
-    def work(self) -> Path:
-        return self.folder / "work"
-
-    @property
-    def address(self) -> Path:
-        """Socket on which its helper listens."""
-        return self.folder / "s"
-
-    @property
-    def pid(self) -> Path:
-        """File with the number of the first process."""
-        return self.folder / "pid"
-
-    @property
-    def configuration(self) -> Path:
-        """File that a runtime reads."""
-        return self.folder / "config.json"
-
-    @property
-    def log(self) -> Path:
-        """File with a runtime's messages."""
-        return self.folder / "runtime.log"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.upper, self.work = folder / "upper", folder / "work"  # of overlayfs; `upper` has the written files
+        self.address = folder / "s"  # socket on which its helper listens
+        self.pid = folder / "pid"  # file with the number of the first process
+        self.configuration = folder / "config.json"
+        self.log = folder / "runtime.log"
 
 
 @dataclass(frozen=True)

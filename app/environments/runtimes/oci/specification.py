@@ -51,7 +51,7 @@ SYSCTLS = {"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_rang
 OOM_SCORE = 500
 """Makes a host short of memory end a task before a worker."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_NAMESPACES = ("mount", "network", "uts", "pid", "ipc")
+_NAMESPACES = ("user", "mount", "network", "uts", "pid", "ipc")
 
 
 @dataclass(frozen=True)
@@ -63,22 +63,21 @@ class ConfigOptions:
     cgroup_mounts: list[dict[str, Any]]
     annotations: Mapping[str, str]
     seccomp: Mapping[str, Any] | None  # None: the runtime was given the compiled filter
+    users: int  # first id of this host for users inside
     read_only: bool = False  # except folders in memory
-    users: int | None = None  # first id of this host for users inside; None: the same ids
 
 
 def configuration(plan: ConfigOptions) -> dict[str, Any]:
     """Builds config.json for `plan`. It has no limits: the cgroup in which it starts has them."""
+    ids = [{"containerID": 0, "hostID": plan.users, "size": SIZE}]
     linux: dict[str, Any] = {
         "namespaces": [{"type": name} for name in _NAMESPACES],
+        "uidMappings": ids,
+        "gidMappings": ids,
         "maskedPaths": MASKED,
         "readonlyPaths": READ_ONLY,
         "sysctl": SYSCTLS,
     }
-    if plan.users is not None:
-        linux["namespaces"].insert(0, {"type": "user"})
-        numbers = [{"containerID": 0, "hostID": plan.users, "size": SIZE}]
-        linux |= {"uidMappings": numbers, "gidMappings": numbers}
     if plan.seccomp is not None:
         linux["seccomp"] = dict(plan.seccomp)
     return {
