@@ -83,13 +83,12 @@ class Agent(Protocol):
 
     name: str
     version: str
-    needs_model: bool
-    needs_solution: bool
+    needs_model: bool = False
+    needs_solution: bool = False
     """Only `oracle` may see the gold answer."""
 
     def check(self) -> None:
-        """Checks that the framework is installed, and installs it if allowed. Raises: AgentUnavailable."""
-        ...
+        """Checks that its framework, if it has one, is installed; installs it if allowed. Raises: AgentUnavailable."""
 
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
         """Works on the task until it is finished, out of budget, or cancelled; leaves no process behind.

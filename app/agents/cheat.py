@@ -6,7 +6,7 @@ Source: the `/cheat` trials that Terminal-Bench 3 runs for each of its tasks.
 from __future__ import annotations
 
 from app.agents.attacks import ATTACKS, TOGETHER, Attack, AttackKind
-from app.agents.base import AgentJob, AgentReport
+from app.agents.base import Agent, AgentJob, AgentReport
 from app.errors import OptionInvalid
 from app.models.endings import EndReason
 from app.models.shell import CancelToken, CommandResult, Shell
@@ -16,16 +16,11 @@ _KEPT = 2000
 """Maximum characters of one attack's output in the log."""
 
 
-class CheatAgent:
+class CheatAgent(Agent):
     """Runs the attacks of `app.agents.attacks`: all that work together, or the one named by `attack`."""
 
     name = "cheat"
     version = "3"
-    needs_model = False
-    needs_solution = False
-
-    def check(self) -> None:
-        """Does nothing: this agent needs no installation."""
 
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
         name, log, done_count = job.arguments.get("attack"), job.scratch / "agent.log", 0

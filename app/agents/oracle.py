@@ -5,7 +5,7 @@ Source: Harbor's oracle agent, which replays the gold solution.
 
 from __future__ import annotations
 
-from app.agents.base import AgentJob, AgentReport
+from app.agents.base import Agent, AgentJob, AgentReport
 from app.errors import AgentFailed, RowBroken
 from app.models.endings import EndReason
 from app.models.shell import CancelToken, CommandResult, Shell
@@ -23,16 +23,12 @@ _APPLY = (
 _NO_SOLUTION = "expected a task with a solution; found none; leave this task out, or run another agent"
 
 
-class OracleAgent:
+class OracleAgent(Agent):
     """Applies the gold patch, or runs the gold script. Every task must give it reward 1."""
 
     name = "oracle"
     version = "1"
-    needs_model = False
     needs_solution = True
-
-    def check(self) -> None:
-        """Does nothing: this agent needs no installation."""
 
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
         if job.solution is None:
@@ -45,16 +41,11 @@ class OracleAgent:
         return _report(job, result, cancel, AgentReport(EndReason.SUBMITTED, log=log, steps=1))
 
 
-class NopAgent:
+class NopAgent(Agent):
     """Submits at once. Every task must give it reward 0; otherwise its tests do not test the task."""
 
     name = "nop"
     version = "1"
-    needs_model = False
-    needs_solution = False
-
-    def check(self) -> None:
-        """Does nothing: this agent needs no installation."""
 
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
         log = job.scratch / "agent.log"

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from app.agents.base import AgentJob, AgentReport
+from app.agents.base import Agent, AgentJob, AgentReport
 from app.errors import OptionInvalid, SpecInvalid
 from app.models.endings import BLAME, Blame, EndReason
 from app.models.shell import CancelToken, CommandResult, Shell, StatefulShell
@@ -243,16 +243,11 @@ _TOOLS: Mapping[str, Callable[[Mapping[str, Any], bool], list[Action]]] = {
 _LONGEST_OUTPUT_BYTES = 4000  # of one command, in the log
 
 
-class ReplayAgent:
+class ReplayAgent(Agent):
     """Replays `AgentJob.recording`. The output of its commands is logged and decides nothing."""
 
     name = "replay"
     version = "1"
-    needs_model = False
-    needs_solution = False
-
-    def check(self) -> None:
-        """Does nothing: this agent needs no installation."""
 
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
         """Raises: SpecInvalid: no recording, or an attempt that cannot be repeated or had no result."""

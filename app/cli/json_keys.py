@@ -43,7 +43,7 @@ KEYS: dict[str, str] = {
     ),
     "report": "run_id run created_at headline baselines by versions provenance flaky notes transcripts",
     "compare": (
-        "first second tasks difference mcnemar_p only_first only_second by_majority more_often differs "
+        "first second tasks difference mcnemar_p only_first only_second by_majority differs "
         "replicas_needed power_difference"
     ),
     "diagnose": "[count end_reason error phase line hosts images examples]",

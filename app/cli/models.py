@@ -17,7 +17,6 @@ from app.ledger import model_replicas as ledger
 from app.ledger.model_replicas import ModelReplica, NewReplica
 from app.model_service import publishing
 from app.model_service.checking import check_engine
-from app.model_service.publishing import NewVersion
 from app.models.engines import EngineKind
 from app.models.model_calls import Dialect
 from app.models.publication import OnNewWeights, ProbeSequence
@@ -157,8 +156,9 @@ def publish(
     """Update a model's servers to a version, verify it with a probe and switch to it; else keep the old version."""
     sequence = None if probe is None else _probe(probe)
     with MegaFlow() as flow:
-        new = NewVersion(model, version, weights, sequence, on_new_weights, unverified=unverified)
-        now = publishing.publish(flow.settings, flow.database, new)
+        now = publishing.publish(
+            flow.settings, flow.database, model, version, weights, sequence, on_new_weights, unverified=unverified
+        )
     if unverified:
         say(f"version {version} of {model} was not verified")
     _say(now, "is live", json)

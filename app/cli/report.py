@@ -268,14 +268,10 @@ def _print_comparison(found: Comparison, first: str, second: str) -> None:
         console.print("the interval contains 0: chance alone may give this")
     majority = " (each task once, solved where more than half of its replicas are)" if found.by_majority else ""
     console.print(f"McNemar, exact: p = {found.mcnemar_p:.3g}{majority}", soft_wrap=True)
-    parts = ((first, found.first, found.only_first, False), (second, found.second, found.only_second, True))
-    for name, rate, names, is_second in parts:
+    for name, rate, names in ((first, found.first, found.only_first), (second, found.second, found.only_second)):
         console.print(f"{name}: {_rate(rate)}", soft_wrap=True)
-        if found.by_majority:
-            names = _solved_more_often(found, second=is_second)
         if names:
-            phrase = "more often than the other" if found.by_majority else "that the other did not"
-            console.print(f"  solved {len(names)} {phrase}: {_some(names)}", soft_wrap=True)
+            console.print(f"  solved {len(names)} that the other did not: {_some(names)}", soft_wrap=True)
     for what, (values, other) in found.differs.items():
         console.print(f"differs: {what}: {_few(values)} | {_few(other)}", soft_wrap=True)
     if found.power_difference is not None:
@@ -287,16 +283,6 @@ def _print_comparison(found: Comparison, first: str, second: str) -> None:
         )
         points = f"{100 * found.power_difference:g} points"
         console.print(f"to show a difference of {points} four times in five: {shown}")
-
-
-def _solved_more_often(found: Comparison, *, second: bool) -> tuple[str, ...]:
-    """Returns `NAME (3/5 against 2/5)` for each task that this run solved more often than the other."""
-    named = []
-    for one in found.more_often:
-        (a, of_a), (b, of_b) = (one.second, one.first) if second else (one.first, one.second)
-        if a * of_b > b * of_a:
-            named.append(f"{one.task} ({a}/{of_a} against {b}/{of_b})")
-    return tuple(named)
 
 
 def _print_group(group: FailureGroup) -> None:

@@ -89,27 +89,6 @@ class Selection(Wire):
         fields = self.model_dump(mode="json", exclude_defaults=True)
         return fields | ({"sample_seed": self.sample_seed} if self.sample is not None else {})
 
-    def in_words(self) -> str:
-        """Returns the conditions that a task must meet, for a message: `task 'a*' or 'b', created since 2024-05-01`."""
-        parts = []
-        for name, words in _WORDS.items():
-            if value := getattr(self, name):
-                parts.append(f"{words} {' or '.join(map(repr, value)) if isinstance(value, tuple) else value}")
-        return ", ".join(parts)
-
-
-_WORDS = {
-    "only": "task",
-    "exclude": "other than",
-    "languages": "language",
-    "repositories": "repository",
-    "since": "created since",
-    "until": "created before",
-    "pass_rate": "pass rate",
-    "pass_rate_from": "in run",
-}
-"""Conditions that leave tasks out."""
-
 
 def choose(
     entries: Sequence[TaskEntry], selection: Selection, dataset: str, pass_rates: Mapping[str, float] | None = None
@@ -130,7 +109,7 @@ def choose(
         left = [entry for entry in left if entry.name in drawn]
     if not left:
         raise OptionInvalid(
-            f"dataset {dataset!r}: expected a task that meets all conditions ({selection.in_words()}); found none among"
+            f"dataset {dataset!r}: expected a task that meets all of {selection.conditions()}; found none among"
             f" {len(entries)}; leave one of them out"
         )
     return left[: selection.limit]

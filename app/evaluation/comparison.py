@@ -14,14 +14,6 @@ SAME = ("image", "limits", "resources", "agent", "prompt", "grader")
 """Versions that must be alike for a difference to come from the model, unless one of them is what is compared."""
 
 
-class MoreOften(Wire):
-    """A task that one run solved in a larger share of its scored replicas than the other."""
-
-    task: str
-    first: tuple[int, int]  # solved, scored
-    second: tuple[int, int]
-
-
 class Comparison(Wire):
     """Difference of the second run to the first, on the tasks that both have scored."""
 
@@ -33,7 +25,6 @@ class Comparison(Wire):
     only_first: tuple[str, ...]  # with replicas: solved in more than half of them by the first run alone
     only_second: tuple[str, ...]
     by_majority: bool  # with replicas: `mcnemar_p` counts each task once, as solved in more than half of them
-    more_often: tuple[MoreOften, ...]  # with replicas: every task whose share of solved ones differs
     differs: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]  # the other differences
     replicas_needed: int | None = None
     power_difference: float | None = None
@@ -92,7 +83,6 @@ def compare(
         only_first=result.only_first,
         only_second=result.only_second,
         by_majority=by_majority,
-        more_often=_more_often(before, now) if by_majority else (),
         differs=differs,
         replicas_needed=needed,
         power_difference=power_difference,
@@ -105,15 +95,6 @@ def _none_in_common(before: statistics.Groups, now: statistics.Groups) -> str:
     if without:
         why = f"the {' and the '.join(without)} has no score of a model; `megaflow report RUN` says why"
     return f"expected tasks that both runs have scored; found none: {why}"
-
-
-def _more_often(before: statistics.Groups, now: statistics.Groups) -> tuple[MoreOften, ...]:
-    pairs = ((task, before[task], now[task]) for task in sorted(before.keys() & now.keys()))
-    return tuple(
-        MoreOften(task=task, first=(sum(a), len(a)), second=(sum(b), len(b)))
-        for task, a, b in pairs
-        if sum(a) * len(b) != sum(b) * len(a)
-    )
 
 
 def _differences(

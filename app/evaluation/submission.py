@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from app.agents import catalogue
 from app.agents.external import known_agents
@@ -88,20 +88,6 @@ class Submission(Wire):
         """Returns the form that a schedule stores: absolute paths, for another process. Raises: DatasetInvalid."""
         options = self.model_dump(mode="json", exclude={"dataset"}, exclude_defaults=True)
         return {"dataset": ",".join(map(_absolute, arguments_of(self.dataset))), "submission": options}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_before(cls, given: Any) -> Any:
-        """Moves conditions into `selection`: schedules of earlier releases have them next to the dataset."""
-        if not isinstance(given, dict) or not (_EARLIER & given.keys()):
-            return given
-        old = {name: given[name] for name in _EARLIER & given.keys()}
-        rest = {name: value for name, value in given.items() if name not in _EARLIER}
-        chosen = Selection.model_validate(rest.get("selection", {}))
-        return {**rest, "selection": {**chosen.model_dump(), **old}}
-
-
-_EARLIER = frozenset({"limit", "only", "exclude"})
 
 
 @dataclass(frozen=True, slots=True)

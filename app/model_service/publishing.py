@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from app.errors import LimitInvalid, ModelEndpointUnavailable, SampleRefused
@@ -19,79 +18,78 @@ _SPARE_S = 60.0
 _LOAD_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class NewVersion:
-    """Version to go live. `weights`: a path at the engines; None: they have the weights already.
-
-    unverified: goes live without a probe.
-    takes_over: for the single publisher of a policy: replicas held by its killed publication stay held and load again.
-    """
-
-    model: str
-    version: str
-    weights: str | None = None
-    probe: ProbeSequence | None = None
-    on_new_weights: OnNewWeights = OnNewWeights.FINISH
-    takes_over: bool = False
-    unverified: bool = False
-
-
-def publish(settings: Settings, database: Database, new: NewVersion) -> list[ModelReplica]:
+def publish(
+    settings: Settings,
+    database: Database,
+    model: str,
+    version: str,
+    weights: str | None = None,
+    probe: ProbeSequence | None = None,
+    on_new_weights: OnNewWeights = OnNewWeights.FINISH,
+    *,
+    takes_over: bool = False,
+    unverified: bool = False,
+) -> list[ModelReplica]:
     """Makes a version live at all engines of a model, or keeps the old one. Returns the replicas afterwards.
 
     New calls wait meanwhile. If an engine serves neither version afterwards, the model stays held.
 
+    weights: a path at the engines; None: they have the weights already. unverified: goes live without a probe.
+    takes_over: for the single publisher of a policy: replicas held by its killed publication stay held and load again.
+
     Raises: SampleRefused: an older version, one that was refused, or one that fails its probe; UnknownName;
         LimitInvalid: no probe, or another one is under way; ModelEndpointUnavailable: a gateway does not answer.
     """
-    if (new.probe is None) != new.unverified:
+    if (probe is None) != unverified:
         raise LimitInvalid(
-            f"version {new.version!r} of {new.model}: expected a probe (`--probe FILE`) or `--unverified`, found"
-            f" {'both' if new.unverified else 'neither'}: without a probe it goes live unverified; nothing was changed"
+            f"version {version!r} of {model}: expected a probe (`--probe FILE`) or `--unverified`, found"
+            f" {'both' if unverified else 'neither'}: without a probe it goes live unverified; nothing was changed"
         )
-    replicas = model_replicas.hold(database, new.model, takes_over=new.takes_over)
+    replicas = model_replicas.hold(database, model, takes_over=takes_over)
     try:
-        publication = _checked(settings, database, new, replicas)
+        publication = Publication(
+            step="quiet",
+            model=model,
+            version=version,
+            on_new_weights=on_new_weights,
+            weights=weights,
+            old_weights=_recorded(database, model, version, weights, replicas),
+            probe=probe,
+            tolerance=settings.probe_tolerance,
+        )
         for base in settings.gateway_bases():
             _step(database, base, publication, settings.model_timeout_s + _SPARE_S)
     except BaseException:
-        model_replicas.let_go(database, new.model)
+        model_replicas.let_go(database, model)
         raise
     report = _load(settings, database, publication.model_copy(update={"step": "load"}))
     if report.refused is not None:
-        _refuse(database, new, report)
-    now = model_replicas.swap(database, new.model, policy_version=new.version)
-    experience.settle(database, new.model, new.version)
+        _refuse(database, publication, report)
+    now = model_replicas.swap(database, model, policy_version=version)
+    experience.settle(database, model, version)
     return now
 
 
-def _checked(settings: Settings, database: Database, new: NewVersion, held: list[ModelReplica]) -> Publication:
-    """Records the version and builds the request to gateways. Raises: SampleRefused, LimitInvalid."""
+def _recorded(
+    database: Database, model: str, version: str, weights: str | None, held: list[ModelReplica]
+) -> str | None:
+    """Records the version. Returns the weights of the live one. Raises: SampleRefused, LimitInvalid."""
     for one in held:
-        if new.weights is not None and not TRAITS[one.engine].update:
+        if weights is not None and not TRAITS[one.engine].update:
             raise LimitInvalid(
                 f"{one.url}: expected an engine that loads weights from disk while it serves (SGLang), found"
                 f" {one.engine.value}; restart it with them, then publish the name alone; nothing was changed"
             )
-    number = experience.publish(database, new.model, new.version, new.weights)
+    number = experience.publish(database, model, version, weights)
     with database.begin() as connection:
-        live = experience.live_number(connection, new.model)
-        old_weights = experience.live_weights(connection, new.model)
+        live = experience.live_number(connection, model)
+        old_weights = experience.live_weights(connection, model)
     if live is not None and live >= number:
         raise SampleRefused(
-            f"expected a version after number {live} of {new.model}, which is live; found {new.version!r}, number"
+            f"expected a version after number {live} of {model}, which is live; found {version!r}, number"
             f" {number}: versions do not go back; publish its weights under a new name"
         )
-    return Publication(
-        step="quiet",
-        model=new.model,
-        version=new.version,
-        on_new_weights=new.on_new_weights,
-        weights=new.weights,
-        old_weights=old_weights,
-        probe=new.probe,
-        tolerance=settings.probe_tolerance,
-    )
+    return old_weights
 
 
 def _load(settings: Settings, database: Database, asked: Publication) -> WeightsReport:
@@ -104,7 +102,7 @@ def _load(settings: Settings, database: Database, asked: Publication) -> Weights
         raise
 
 
-def _refuse(database: Database, new: NewVersion, report: WeightsReport) -> None:
+def _refuse(database: Database, new: Publication, report: WeightsReport) -> None:
     experience.settle(database, new.model, new.version, refused=str(report.refused))
     outcome = "the version before it stays behind the name"
     if report.lost:

@@ -165,19 +165,9 @@ def listen(
     except OSError as error:
         problem = f"{host} port {port}: {error.strerror}"
         raise SystemExit(f"{name}: expected an address to listen on; found {problem}; choose another") from error
-    _NamedServer(config, name).run(sockets=[bound])
-
-
-class _NamedServer(Server):
-    def __init__(self, config: Config, name: str) -> None:
-        super().__init__(config)
-        self._name = name
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        for one in sockets or ():
-            address, port = one.getsockname()[:2]
-            log.info(f"{self._name}.listening", host=address, port=port)
+    address, port = bound.getsockname()[:2]
+    log.info(f"{name}.listening", host=address, port=port)
+    Server(config).run(sockets=[bound])
 
 
 async def cancel_all(*tasks: asyncio.Task[Any]) -> None:

@@ -15,7 +15,7 @@ from app.errors import DependencyMissing, LimitInvalid, SampleRefused, SpecInval
 from app.ledger import experience, model_replicas, training
 from app.ledger.database import Database
 from app.ledger.model_replicas import ModelReplica
-from app.model_service.publishing import NewVersion, publish
+from app.model_service.publishing import publish
 from app.models.engines import TRAITS
 from app.models.publication import OnNewWeights
 from app.settings import Settings
@@ -87,8 +87,8 @@ class ReferenceTrainer(StepTrainer):
     def publish(self, step: int, version: str) -> None:
         self._go_to(step)
         weights, probe = self._weights(self._at or 0), self._trainer.probe()
-        new = NewVersion(self._policy, version, str(weights), probe, OnNewWeights.DRAIN, takes_over=True)
-        publish(self._settings, self._database, new)
+        how = OnNewWeights.DRAIN
+        publish(self._settings, self._database, self._policy, version, str(weights), probe, how, takes_over=True)
 
     def _go_to(self, step: int) -> int:
         """Restores the trainer as it was after the updates of earlier steps; steps without groups made none.

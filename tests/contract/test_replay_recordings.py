@@ -1,4 +1,4 @@
-"""A recorded attempt played back by the engine as a process: exactly, by place, in any dialect; what a miss says."""
+"""A recorded attempt played back by the engine as a process: exactly, by place, in any dialect."""
 
 from __future__ import annotations
 
@@ -192,15 +192,12 @@ def test_answers_to_different_turns_have_different_ids_and_the_same_turn_the_sam
     assert ids[0] == ids[2] != ids[1]
 
 
-def test_a_miss_shows_the_nearest_conversation_and_the_first_difference(url: str) -> None:
+def test_a_miss_names_the_task_and_its_file(url: str) -> None:
     beyond = [*conversation(2, failed=4), answer("frob 0: done"), {"role": "user", "content": "go on"}]
-    beyond += [answer("and"), {"role": "user", "content": "on"}]
-    refused = ask(url, beyond, task="dj/frob")
+    refused = ask(url, [*beyond, answer("and"), {"role": "user", "content": "on"}], task="dj/frob")
     told_ = refused.json()["error"]
     assert (refused.status_code, told_["code"]) == (404, "recording_miss")
     assert "dj%2Ffrob--0" in told_["message"]
-    assert "message 4 (tool): recorded 'tool\\n1 failed in <duration>" in told_["message"]
-    assert "found 'tool\\n4 failed in <duration>" in told_["message"]
 
 
 def test_an_unknown_recording_names_what_there_is(url: str) -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from app.agents.framework import Framework, FrameworkBundle
 from app.agents.running import FrameworkAgent
-from app.agents.trial import KEY, NeverCancelled, Trial, TrialStage, write_scripts
 from app.environments import provider_for
 from app.environments.networks.model_port import open_model_egress
 from app.environments.tools import tool_inside
@@ -24,6 +23,7 @@ from app.models.endings import EndReason
 from app.models.spec import EnvironmentKind, EnvironmentSpec, Limits
 from app.settings import Settings
 from megaflow.contract.agents.fixtures import wait_until
+from megaflow.contract.agents.trial import KEY, NeverCancelled, Trial, TrialStage, write_scripts
 from megaflow.contract.environments.fixture import tags_of
 
 SEEN = "seen.txt"

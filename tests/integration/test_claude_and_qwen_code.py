@@ -15,10 +15,10 @@ from app.agents.framework import Framework
 from app.agents.installation import Installer
 from app.agents.qwen_code.adapter import QwenCode
 from app.agents.running import FrameworkAgent
-from app.agents.trial import KEY, NeverCancelled, TrialStage
 from app.models.endings import EndReason
 from app.models.shell import InteractiveProgram, Shell
 from app.models.spec import Limits
+from megaflow.contract.agents.trial import KEY, NeverCancelled, TrialStage
 from tests.integration.inside_fixture import ENV_SCENE, SEEN, engine, kept_tools, look_inside, settings, stage
 
 __all__ = ["engine", "settings", "stage"]

@@ -15,12 +15,12 @@ from app.agents.external import read
 from app.agents.external.framework import ExternalFramework
 from app.agents.installation import Installer
 from app.agents.running import FrameworkAgent
-from app.agents.trial import NeverCancelled
 from app.environments.contract import Environment
 from app.errors import AgentUnavailable
 from app.models.endings import EndReason
 from app.models.spec import Limits
 from megaflow.contract.agents.fixtures import *  # noqa: F403  an environment, and its provider
+from megaflow.contract.agents.trial import NeverCancelled
 from tests.contract.agents.example import EXAMPLE
 
 KEY = "sk-of-this-attempt-0123456789"

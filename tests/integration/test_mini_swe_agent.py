@@ -15,11 +15,11 @@ from app.agents.installation import Installer
 from app.agents.mini_swe_agent import adapter
 from app.agents.mini_swe_agent.adapter import ENDINGS, MiniSweAgent
 from app.agents.running import FrameworkAgent
-from app.agents.trial import DESCRIPTION, KEY, NeverCancelled, Trial, TrialStage
 from app.errors import AgentFailed
 from app.models.endings import EndReason
 from app.models.shell import CommandResult
 from app.models.spec import Limits
+from megaflow.contract.agents.trial import DESCRIPTION, KEY, NeverCancelled, Trial, TrialStage
 from tests.integration.inside_fixture import engine, kept_tools
 from tests.unit.folder_shell import FolderShell
 

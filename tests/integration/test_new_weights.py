@@ -14,7 +14,7 @@ import pytest
 from app.errors import LimitInvalid, MegaFlowError, SampleRefused, UnknownName
 from app.ledger import experience, model_replicas
 from app.ledger.database import Database
-from app.model_service.publishing import NewVersion, publish
+from app.model_service.publishing import publish
 from app.models.engines import EngineKind
 from app.models.publication import OnNewWeights, ProbeSequence
 from tests.integration.command import CommandLine
@@ -46,7 +46,7 @@ async def serving(
 async def published(g: Fixture, version: str = "v2", weights: str | None = "new", **values: Any) -> None:
     settings = g.settings.model_copy(update={"gateway_url": (g.url,)})
     values = {"probe": a_probe(1.0), **values}
-    await asyncio.to_thread(publish, settings, g.database, NewVersion(MODEL, version, weights, **values))
+    await asyncio.to_thread(publish, settings, g.database, MODEL, version, weights, **values)
 
 
 def _states(g: Fixture) -> tuple[dict[str, str], list[tuple[str, str]]]:
@@ -135,7 +135,7 @@ async def test_what_cannot_be_published_changes_nothing(make_settings: MakeSetti
         with pytest.raises(SampleRefused, match="does not serve these weights; the version before it stays"):
             await published(g, "v4", None)
         with pytest.raises(UnknownName):
-            await asyncio.to_thread(publish, g.settings, g.database, NewVersion("other", "v1", unverified=True))
+            await asyncio.to_thread(publish, g.settings, g.database, "other", "v1", unverified=True)
         assert not engine.updates
         versions = {"v1": "live", "v2": "published", "v3": "live", "v4": "refused"}
         assert _states(g) == (versions, [("v3", "active")])
@@ -145,7 +145,7 @@ async def test_without_a_gateway_nothing_changes(make_settings: MakeSettings) ->
     async with serving(make_settings) as (g, engine):
         settings = g.settings.model_copy(update={"gateway_url": (g.url, "http://127.0.0.1:1")})
         with pytest.raises(MegaFlowError, match=r"127\.0\.0\.1:1 does not answer"):
-            await asyncio.to_thread(publish, settings, g.database, NewVersion(MODEL, "v2", "new", a_probe(1.0)))
+            await asyncio.to_thread(publish, settings, g.database, MODEL, "v2", "new", a_probe(1.0))
         assert not engine.updates
         assert _states(g)[1] == [("v1", "active")]
 

@@ -10,9 +10,9 @@ import pytest
 from app.agents.installation import Installer
 from app.agents.openhands.adapter import OpenHands
 from app.agents.running import FrameworkAgent
-from app.agents.trial import NeverCancelled, TrialStage
 from app.models.endings import EndReason
 from app.models.spec import Limits
+from megaflow.contract.agents.trial import NeverCancelled, TrialStage
 from tests.integration.inside_fixture import ENV_SCENE, SEEN, engine, kept_tools, look_inside, settings, stage
 
 __all__ = ["engine", "settings", "stage"]

@@ -17,10 +17,10 @@ from app.agents.framework import FrameworkBundle, FrameworkPaths
 from app.agents.installation import Installer
 from app.agents.running import FrameworkAgent
 from app.agents.swe_agent.adapter import SweAgent
-from app.agents.trial import KEY, STARTED, NeverCancelled, TrialStage
 from app.models.endings import EndReason
 from app.models.spec import Limits
 from app.settings import Settings
+from megaflow.contract.agents.trial import KEY, STARTED, NeverCancelled, TrialStage
 from tests.integration.inside_fixture import (
     ENV_SCENE,
     SEEN,

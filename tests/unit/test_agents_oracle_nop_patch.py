@@ -13,11 +13,11 @@ from app.agents import agent_named as named
 from app.agents.catalogue import AGENTS
 from app.agents.installation import Installer
 from app.agents.patch import head_commit, take_patch
-from app.agents.trial import NeverCancelled
 from app.errors import AgentFailed, RowBroken, UnknownName
 from app.models.endings import PERMANENT, EndReason, reason_of
 from app.models.spec import Bundle, Limits, PatchSolution, ScriptSolution
 from app.workers.lease import StopToken
+from megaflow.contract.agents.trial import NeverCancelled
 from megaflow.contract.environments.fixture import tar_of
 from tests.unit.folder_shell import FolderShell, committed, git
 from tests.unit.frameworks import a_job

@@ -11,12 +11,12 @@ import pytest
 
 from app.agents.base import AgentJob
 from app.agents.replay import Edit, Insert, RecordedCommand, ReplayAgent, Write, actions, recorded_run
-from app.agents.trial import NeverCancelled
 from app.errors import SpecInvalid
 from app.models.endings import EndReason
 from app.models.shell import CommandResult, StatefulShell
 from app.models.spec import Limits
 from app.workers.lease import StopToken
+from megaflow.contract.agents.trial import NeverCancelled
 from tests.unit.folder_shell import FolderShell
 from tests.unit.frameworks import a_job
 

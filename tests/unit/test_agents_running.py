@@ -19,9 +19,9 @@ from app.agents.installation.libraries import Needs, require_libc
 from app.agents.running.clock import Clock, await_end
 from app.agents.running.collecting import LEFT_OUT, collect_inside
 from app.agents.running.outputs import Output
-from app.agents.trial import NeverCancelled
 from app.errors import AgentUnsuitable, DatabaseUnavailable
 from app.models.shell import CommandResult, Shell
+from megaflow.contract.agents.trial import NeverCancelled
 
 
 class Told:

@@ -19,9 +19,9 @@ from app.agents.running import supervisor
 from app.agents.running.clock import Clock
 from app.agents.running.outputs import Output, Outputs
 from app.agents.running.outside import run_outside
-from app.agents.trial import NeverCancelled
 from app.errors import AgentUnavailable
 from app.workers.command_logs import CommandLogs
+from megaflow.contract.agents.trial import NeverCancelled
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]

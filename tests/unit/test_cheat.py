@@ -12,13 +12,13 @@ from app.agents.attacks import ATTACKS, TOGETHER, AttackKind
 from app.agents.catalogue import AGENTS
 from app.agents.cheat import CheatAgent
 from app.agents.patch import take_patch
-from app.agents.trial import NeverCancelled
 from app.errors import SpecInvalid
 from app.grading import protected
 from app.host import layer_files
 from app.models.endings import EndReason
 from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Mode, TestsGoal
 from app.submission import specs_for
+from megaflow.contract.agents.trial import NeverCancelled
 from tests.unit.folder_shell import FolderShell, committed
 from tests.unit.frameworks import a_job
 

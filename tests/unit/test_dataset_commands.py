@@ -209,12 +209,6 @@ def test_a_selection_by_pass_rate_asks_for_a_ledger(tmp_path: Path) -> None:
         prepare(asked, Settings(home=tmp_path / "home"))
 
 
-def test_conditions_that_an_earlier_release_wrote_down_are_read() -> None:
-    old = Submission.model_validate({"dataset": "demo", "agent": "nop", "limit": 3, "only": ["a*"], "exclude": ["b"]})
-    assert old == Submission(dataset="demo", agent="nop", selection=Selection(limit=3, only=("a*",), exclude=("b",)))
-    assert Submission.model_validate(old.model_dump(mode="json")) == old
-
-
 def test_several_datasets_are_one_argument_unless_a_path_has_a_comma(tmp_path: Path) -> None:
     assert joined(["a", "b"]) == "a,b"
     file = rows(tmp_path, {}, name="a,b.jsonl")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from app.agents.base import AgentJob, AgentReport, ModelEndpoint
+from app.agents.base import Agent, AgentJob, AgentReport, ModelEndpoint
 from app.agents.bridge import serve
 from app.agents.framework import AgentEnding, Ended, Framework, FrameworkCommand, FrameworkPaths, Placement, Stop
 from app.agents.running.clock import Clock
@@ -118,7 +118,7 @@ _PROBE_S = 30.0
 _NO_MODEL = ModelEndpoint("", "")
 
 
-class FrameworkAgent:
+class FrameworkAgent(Agent):
     """Runs a framework, at the placement of its adapter. One object may run any number of jobs at a time.
 
     process_env: variables for a process OUTSIDE in addition to the adapter's own, such as SSL_CERT_FILE; never a
@@ -128,8 +128,6 @@ class FrameworkAgent:
     `LANG` and `process_env`, nothing else. INSIDE the environment's own variables, as every command there: `HOME` stays
     the user's, for the commands of the framework belong to the task. An adapter that needs another sets it in `env`.
     """
-
-    needs_solution = False
 
     def __init__(self, framework: Framework, *, process_env: Mapping[str, str] | None = None) -> None:
         self.framework = framework

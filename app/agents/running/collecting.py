@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 import shlex
-import stat
 import subprocess
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -30,7 +28,6 @@ DEEPEST = 64
 """The deepest level of folders that is collected: some tools fail on more."""
 LEFT_OUT = "LEFT-OUT.txt"
 """File in the collected folder that only MegaFlow writes: lists the files that were too large, one per line."""
-_LONGEST_NAME = 3500  # bytes of a whole path on this host; the kernel allows 4096
 _TIMEOUT_S = 120.0
 _LOOK_S = 30.0
 _NO_FOLDER = 3
@@ -39,14 +36,16 @@ _UNREADABLE = (OSError, ValueError, RecursionError, tarfile.TarError)
 
 # Folders that are too deep are removed, since archiving them may fail. Then the largest files, which are rarely worth
 # reading; then smaller ones, until the rest fits.
-_SHRINK = """\
+_SHRINK = f"""\
 cd "$1" || exit 3
 command -v du >/dev/null && command -v find >/dev/null && command -v cut >/dev/null ||
-    { echo "expected du, find and cut in the image"; exit 4; }
-find . -mindepth "$3" -maxdepth "$3" -type d -print -exec rm -rf {} + 2>/dev/null
-find . ! -type d ! -type f -exec rm -f {} +
+    {{ echo "expected du, find and cut in the image"; exit 4; }}
+rm -rf {LEFT_OUT}
+chmod -R u+rwX . 2>/dev/null
+find . -mindepth "$3" -maxdepth "$3" -type d -print -exec rm -rf {{}} + 2>/dev/null
+find . ! -type d ! -type f -exec rm -f {{}} +
 for kib in "$2" 16384 4096 1024 256 64 16 0; do
-    find . -type f -size +"${kib}"k -print -exec rm -f {} +
+    find . -type f -size +"${{kib}}"k -print -exec rm -f {{}} +
     set -- "$1" "$2" $(du -sk . | cut -f1)
     [ "$3" -gt "$2" ] || exit 0
 done
@@ -68,19 +67,28 @@ def collect_inside(
     into.mkdir(parents=True, exist_ok=True)
     for name in first:
         _fetch(shell, home, name, into, most_bytes)
-    script = f"set -- {shlex.quote(home)} {most_bytes >> 10} {DEEPEST}\n{_SHRINK}"
-    result = shell.run(script, timeout_s=_TIMEOUT_S)
-    listing = result.stdout.decode("utf-8", "replace")
+    result = shell.run(_shrinking(home, most_bytes), timeout_s=_TIMEOUT_S)
     if result.exit_code == _NO_FOLDER:  # the agent removed its own folder
         return
-    if not result.ok:
-        why = (listing + result.stderr.decode("utf-8", "replace")).strip()[:500]
-        _note(into, f"nothing more was collected: {why or 'it took too long'}\n")
+    if not _note_left_out(into, result.ok, result.stdout, result.stderr):
         return
-    if listing:
-        _note(into, listing)
     with _bring(shell, into, "not all was collected"):
         _unpack(shell.get_tree(home), into, most_bytes)
+
+
+def _shrinking(home: str, most_bytes: int) -> str:
+    return f"set -- {shlex.quote(home)} {most_bytes >> 10} {DEEPEST}\n{_SHRINK}"
+
+
+def _note_left_out(folder: Path, ok: bool, listing: bytes, errors: bytes) -> bool:
+    """Notes what `_SHRINK` removed, or why it did not get to its end. Returns whether it did."""
+    removed = listing.decode("utf-8", "replace")
+    if not ok:
+        why = (removed + errors.decode("utf-8", "replace")).strip()[:500]
+        _note(folder, f"nothing more was collected: {why or 'it took too long'}\n")
+    elif removed:
+        _note(folder, removed)
+    return ok
 
 
 @contextmanager
@@ -147,62 +155,13 @@ def tidy(home: Path, *, most_bytes: int = MOST_BYTES) -> None:
             home.unlink(missing_ok=True)
             home.mkdir()
         home.chmod(0o700)
-    except OSError as error:
+        script = ["/bin/sh", "-c", _shrinking(str(home), most_bytes)]
+        done = subprocess.run(script, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
         _raise_if_full(error)
         log.warning("agent.home_not_tidied", folder=str(home), reason=str(error))
         return
-    ours = home / LEFT_OUT
-    if ours.is_dir():
-        _remove_tree(ours)
-    files = _plain_files(home)
-    size = sum(bytes_ for bytes_, _ in files)
-    files.sort()
-    left_out: list[str] = []
-    while files and (size > most_bytes or len(files) > MOST_FILES):
-        bytes_, path = files.pop()
-        left_out.append(_gone(path, home))
-        size -= bytes_
-    if left_out:
-        _note(home, "".join(left_out))
-
-
-def _plain_files(home: Path) -> list[tuple[int, Path]]:
-    """Returns regular files with sizes. Removes other files and too deep folders; makes folders accessible."""
-    files: list[tuple[int, Path]] = []
-    for folder, folders, names in os.walk(home):
-        depth = len(Path(folder).relative_to(home).parts)
-        for name in [*names, *folders]:
-            path = Path(folder, name)
-            try:
-                about = path.lstat()
-                if stat.S_ISREG(about.st_mode):
-                    files.append((about.st_size, path))
-                elif not stat.S_ISDIR(about.st_mode):
-                    path.unlink(missing_ok=True)
-                elif depth >= DEEPEST or len(os.fsencode(path)) > _LONGEST_NAME:
-                    folders.remove(name)
-                    _remove_tree(path)
-                    _note(home, f"{str(path.relative_to(home))[:500]}: too deep\n")
-                else:
-                    path.chmod(0o700)  # before os.walk reads it
-            except OSError as error:
-                _raise_if_full(error)
-                _note(home, f"{str(path.relative_to(home))[:500]}: {error.strerror}\n")
-    return files
-
-
-def _remove_tree(folder: Path) -> None:
-    """Removes what it may. Uses programs that handle any depth of folders, unlike Python's own walk."""
-    for words in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):
-        subprocess.run([*words, "--", str(folder)], stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603
-
-
-def _gone(path: Path, home: Path) -> str:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:  # only its owner may remove it
-        return f"{path.relative_to(home)}: not removed, {error.strerror}\n"
-    return f"{path.relative_to(home)}\n"
+    _note_left_out(home, done.returncode == 0, done.stdout, done.stderr)
 
 
 def _raise_if_full(error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Finds the recorded answer to a request, or the nearest conversation.
+"""Finds the recorded answer to a request.
 
 A recording is a folder with one file per attempt, in the format of the `model_calls` artifact; `file_name` names it.
 Only digests of the conversations stay in memory. Nothing is consumed: the same request gets the same answer.
@@ -67,21 +67,12 @@ def _kind(found: re.Match[str]) -> str:
     return f"<{found.lastgroup}>"
 
 
-def steady_message(message: Message) -> str:
+def _steady_message(message: Message) -> str:
     """Returns a message's text for comparison: role, words, tool calls; no thoughts, as not all clients return them."""
     parts = [str(message.get("role")), steady(_text(message.get("content")))]
     for call in message.get("tool_calls") or ():
         parts.append(f"{call.get('name')} {steady(_arguments(str(call.get('arguments') or '')))}")
     return "\n".join(parts).rstrip()
-
-
-def swap_word(message: Message, swap: tuple[str, str] | None) -> Message:
-    """Replaces a word in a message by another, everywhere."""
-    if swap is None:
-        return message
-    content = orjson.dumps(message, option=orjson.OPT_NON_STR_KEYS)
-    word = swap[0].encode()
-    return orjson.loads(content.replace(word, swap[1].encode())) if word in content else message
 
 
 def _text(content: Any) -> str:
@@ -109,22 +100,23 @@ def _arguments(text: str) -> str:
 class Digests:
     """Cache of digests of messages without their volatile parts. Conversations grow at the end, so most are cached."""
 
-    def __init__(self, most: int = _REMEMBERED) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._known: OrderedDict[bytes, bytes] = OrderedDict()
 
     def of(self, message: Message, swap: tuple[str, str] | None = None) -> bytes:
         """Returns 16 bytes, equal for messages that differ only in volatile parts.
 
-        `swap`: a word and its replacement.
+        `swap`: a word and its replacement, everywhere in the message.
         """
-        message = swap_word(message, swap)
-        key = hashlib.blake2b(orjson.dumps(message, option=orjson.OPT_NON_STR_KEYS), digest_size=16).digest()
+        content = orjson.dumps(message, option=orjson.OPT_NON_STR_KEYS)
+        if swap is not None:
+            content = content.replace(swap[0].encode(), swap[1].encode())
+        key = hashlib.blake2b(content, digest_size=16).digest()
         digest = self._known.get(key)
         if digest is None:
-            digest = hashlib.blake2b(steady_message(message).encode("utf-8", "replace"), digest_size=16).digest()
-            self._known[key] = digest
-            if len(self._known) > self._most:
+            steadied = _steady_message(orjson.loads(content)).encode("utf-8", "replace")
+            digest = self._known[key] = hashlib.blake2b(steadied, digest_size=16).digest()
+            if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
         return digest
 
@@ -202,15 +194,6 @@ class RecordedAttempt:
             if known.tools == key.tools and known.answers == key.answers
         ]
         return self._calls[max(candidates)[2]][1] if candidates else None
-
-    def nearest(self, key: ConversationKey) -> tuple[int, int]:
-        """Returns the number of the most similar call and its number of common messages; (-1, -1) without calls."""
-        similar = [
-            (common(known.messages, key.messages), known.tools == key.tools, -abs(known.answers - key.answers), at)
-            for at, (known, _) in enumerate(self._calls)
-        ]
-        shared, *_, at = max(similar, default=(-1, False, 0, -1))
-        return at, shared
 
 
 def common(one: Sequence[object], other: Sequence[object]) -> int:
@@ -295,7 +278,7 @@ class Recordings:
     async def answer(self, run: str, request: Request, caller: Caller, *, scripts: Sequence[str] = ()) -> ReplayAnswer:
         """Returns the recorded answer to this conversation, else the one at this point of an attempt of the same task.
 
-        Raises: CallRefusal: no such recording, or nothing in it that fits; the message shows the nearest call.
+        Raises: CallRefusal: no such recording, or nothing in it that fits.
         """
         files, same_task = self._files(run, caller, scripts)
         attempts = [await self._attempt(path) for path in files]
@@ -309,7 +292,13 @@ class Recordings:
         for attempt, key in compared:
             if (same_task or key.task in attempt.tasks) and (response := attempt.by_position(key)) is not None:
                 return _answer(response, key, "position")
-        raise await asyncio.to_thread(_miss, run, request, caller, files, compared)
+        who = f"task {caller.task!r}, replica {caller.replica}" if caller.task else "a caller of no known task"
+        raise CallRefusal(
+            404,
+            "recording_miss",
+            f"expected a conversation that recording {run!r} holds; found none for {who} with {len(request.messages)} "
+            f"messages in {files[0].name}{f' and {len(files) - 1} other files' if len(files) > 1 else ''}",
+        )
 
     def _files(self, run: str, caller: Caller, scripts: Sequence[str]) -> tuple[list[Path], bool]:
         folder = self._folder / run if self._folder is not None and run not in ("", ".", "..") else None
@@ -359,53 +348,3 @@ def _swap(run: str, model: str) -> tuple[str, str] | None:
 def _answer(response: Reply | CallRefusal, key: ConversationKey, source: str) -> ReplayAnswer:
     # Claude Code treats answers with one id as pieces of one message.
     return ReplayAnswer(response, key.digest.hex()[:24], source=source)
-
-
-def _miss(
-    run: str,
-    request: Request,
-    caller: Caller,
-    files: Sequence[Path],
-    compared: Sequence[tuple[RecordedAttempt, ConversationKey]],
-) -> CallRefusal:
-    """Builds the refusal. Reads the nearest attempt again, because only digests are kept in memory."""
-    nearness = [(attempt.nearest(key), at) for at, (attempt, key) in enumerate(compared)]
-    (number, shared), at = max(nearness, key=lambda item: (item[0][1], -item[1]))
-    where = "it has no calls" if number < 0 else ""
-    if number >= 0:
-        recorded = read_calls(files[at])[number].request
-        swap = _swap(run, recorded.model)
-        first = difference(
-            [steady_message(message) for message in recorded.messages],
-            [steady_message(swap_word(message, swap)) for message in request.messages],
-            request.messages,
-        )
-        where = f"its call {number + 1} comes closest, with {shared} messages in common; {first}"
-    who = f"task {caller.task!r}, replica {caller.replica}" if caller.task else "a caller that does not say its task"
-    return CallRefusal(
-        404,
-        "recording_miss",
-        f"expected a conversation that recording {run!r} holds; found none for {who} with {len(request.messages)} "
-        f"messages; nearest is {files[at].name}: {where}",
-    )
-
-
-def difference(recorded: Sequence[str], found: Sequence[str], messages: Sequence[Message]) -> str:
-    """Describes the first difference of two conversations, both given as their steady texts."""
-    at = common(found, recorded)
-    if at < len(found):
-        role = messages[at].get("role")
-        if at >= len(recorded):
-            return f"message {at + 1} ({role}) was never recorded: {_excerpt(found[at], 0)}"
-        begin = common(found[at], recorded[at])
-        return (
-            f"message {at + 1} ({role}): recorded {_excerpt(recorded[at], begin)}, found {_excerpt(found[at], begin)}"
-        )
-    if len(recorded) > len(found):
-        return f"the recorded conversation goes on after message {len(found)}"
-    return "the messages are the same, the tools on offer are not"
-
-
-def _excerpt(text: str, at: int) -> str:
-    begin = max(0, at - 40)
-    return repr(("…" if begin else "") + text[begin : at + 80] + ("…" if at + 80 < len(text) else ""))

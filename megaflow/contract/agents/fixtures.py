@@ -17,13 +17,13 @@ import pytest
 from app.agents.base import Agent
 from app.agents.framework import Framework, Placement
 from app.agents.running import FrameworkAgent
-from app.agents.trial import NeverCancelled, Trial, TrialStage, write_scripts
 from app.environments import provider_for
 from app.environments.contract import Environment, EnvironmentProvider
 from app.models.shell import CancelToken
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Limits
 from app.settings import Settings
 from megaflow.contract.agents.subject import Subject
+from megaflow.contract.agents.trial import NeverCancelled, Trial, TrialStage, write_scripts
 from megaflow.contract.environments.fixture import sweep_all, tags_of, tar_of
 
 __all__ = ["Play", "agent", "engine_url", "environment", "framework", "play", "provider", "stage"]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from app.agents.framework import Framework
 from app.agents.reconcile import reconciled
-from app.agents.trial import KEY, STARTED, Trial, TrialStage
 from app.models.endings import EndReason
 from app.models.model_calls import Account, CallEnd
 from megaflow.contract.agents.fixtures import LIMITS, Play
+from megaflow.contract.agents.trial import KEY, STARTED, Trial, TrialStage
 
 
 def test_it_solves_the_task_and_leaves_evidence_and_nothing_else(play: Play, stage: TrialStage) -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from app.agents.framework import Framework, Placement
-from app.agents.trial import STARTED, WORKDIR, Trial
 from app.environments.contract import Environment
 from app.errors import EnvironmentFailed
 from app.models.endings import EndReason
 from megaflow.contract.agents.fixtures import LIMITS, Play, wait_until
+from megaflow.contract.agents.trial import STARTED, WORKDIR, Trial
 
 _SCENE = "works"
 """A scene with a command that ends, then one without end."""

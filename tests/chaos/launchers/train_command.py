@@ -20,7 +20,7 @@ from app.client import MegaFlow
 from app.errors import MegaFlowError
 from app.experience.http import HttpExperience
 from app.ledger import experience, training
-from app.model_service.publishing import NewVersion, publish
+from app.model_service.publishing import publish
 
 _TRAIN_S = 0.3
 _CONSUMER = "chaos"
@@ -83,7 +83,7 @@ def _train(flow: MegaFlow, config: dict[str, object], step: int, url: str, token
         time.sleep(_TRAIN_S)
         client.publish(version)
         client.commit(batch, version)
-    publish(flow.settings, flow.database, NewVersion(policy, version, takes_over=True, unverified=True))
+    publish(flow.settings, flow.database, policy, version, takes_over=True, unverified=True)
 
 
 def _settled(flow: MegaFlow, run_id: UUID) -> int:
