@@ -1,7 +1,8 @@
-"""The `megaflow` command in a fork of this process: one of its own, without the second of importing everything."""
+"""The `megaflow` command in a process of its own that has imported everything before it begins: a second less each."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -12,35 +13,41 @@ from pathlib import Path
 from typing import NoReturn
 
 from app.cli import main
-from app.settings import load
+
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["pytest", "tests.forked", "app.client", "app.evaluation", "app.datasets.source"])
 
 
 def megaflow(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What the command says in this folder, with these variables and no others of ours or the hub's."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        if (child := os.fork()) == 0:
-            _run(arguments, (out.fileno(), err.fileno()), cwd, variables)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        said = [(file.seek(0), file.read().decode())[1] for file in (out, err)]
-    return subprocess.CompletedProcess(arguments, code, *said)
+    """What the command says in this folder, with these variables and no others of ours or of the hub."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "MEGAFLOW_"))}
+    return command(arguments, others | variables, cwd=cwd)
 
 
-def _run(
-    arguments: tuple[str, ...], files: tuple[int, int], cwd: Path | None, variables: Mapping[str, str]
-) -> NoReturn:
-    """The child: it ends here whatever happens, so that pytest goes on in one process."""
+def command(
+    arguments: tuple[str, ...], environment: Mapping[str, str], *, cwd: Path | None = None, timeout_s: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """The same with all of its environment. Raises: TimeoutExpired."""
+    with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
+        run = (arguments, dict(environment), cwd or Path.cwd(), (out.name, err.name))
+        process = _SERVER.Process(target=_run, args=run)
+        process.start()
+        process.join(timeout_s)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise subprocess.TimeoutExpired(arguments, timeout_s, out.read(), err.read())
+        return subprocess.CompletedProcess(arguments, process.exitcode, out.read().decode(), err.read().decode())
+
+
+def _run(arguments: tuple[str, ...], environment: Mapping[str, str], cwd: Path, outputs: tuple[str, str]) -> NoReturn:
     code = 70
     try:
-        for own, file in enumerate(files, 1):
-            os.dup2(file, own)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-        os.chdir(cwd or Path.cwd())
-        for name in [name for name in os.environ if name.startswith(("HF_", "MEGAFLOW_"))]:
-            del os.environ[name]
-        os.environ.update(variables)
-        load.cache_clear()
-        for name in [name for name in sys.modules if name.startswith("huggingface_hub")]:
-            del sys.modules[name]  # which reads its variables when it is imported
+        for own, name in enumerate(outputs, 1):
+            os.dup2(os.open(name, os.O_WRONLY), own)
+        os.chdir(cwd)
+        os.environ.clear()
+        os.environ.update(environment)
         sys.argv = ["megaflow", *arguments]
         main()
     except SystemExit as end:

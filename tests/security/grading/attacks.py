@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import typer
-from sqlalchemy import text
 from typer.testing import CliRunner
 
 from app.agents.base import Agent, AgentJob, AgentReport
@@ -102,10 +101,6 @@ class Range:
         regrade.register(cli)
         done = CliRunner().invoke(cli, ["latest", *arguments, "--json"], catch_exceptions=False)
         return dict(json.loads(done.stdout[done.stdout.index("{\n") :]))  # behind the log's lines
-
-    def rows(self) -> int:
-        with self.database.begin() as connection:
-            return int(connection.execute(text("SELECT count(*) FROM attempts")).scalar_one())
 
 
 def of_goal(task: AgentTask, **changes: Any) -> AgentTask:
