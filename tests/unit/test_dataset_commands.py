@@ -18,7 +18,7 @@ from app.cli.submission_options import joined
 from app.cli.tables import SafeConsole
 from app.datasets.catalogue import CATALOGUE
 from app.datasets.selection import Selection
-from app.errors import DatasetUnknown, OptionInvalid, SpecInvalid
+from app.errors import OptionInvalid, SpecInvalid
 from app.evaluation import Submission, prepare
 from app.settings import Settings
 from tests.unit.dataset_adapters import write
@@ -150,35 +150,6 @@ def test_lint_takes_the_patches_that_git_takes(tmp_path: Path, patch: str) -> No
     assert applied.returncode == 0, applied.stderr
 
 
-def test_lint_is_in_the_order_of_rows_and_short_on_a_terminal(tmp_path: Path) -> None:
-    file = rows(tmp_path, *[{"base_commit": 7} if n else {"problem_statement": ["x"] * 500} for n in range(11)])
-    done = run("lint", f"own={file}", code=65)
-    said = done.stdout.splitlines()
-    assert [re.findall(r"row (\d+) ", line)[0] for line in said] == [str(n) for n in range(1, 12)]
-    assert all(len(line) <= 300 for line in said)
-    assert " ".join(done.stderr.split()).endswith("0 tasks, 11 faults")
-    good = run("lint", f"own={rows(tmp_path, {}, name='one.jsonl')}")
-    assert " ".join(good.stderr.split()).endswith("1 task, 0 faults")
-
-
-def test_a_key_twice_in_one_row_is_a_fault(tmp_path: Path) -> None:
-    file = rows(tmp_path, {})
-    file.write_text(file.read_text().replace('"repo"', '"repo": "x/y", "repo"'))
-    assert "expected JSON; found the key 'repo' twice in one object" in run("lint", f"own={file}", code=65).output
-
-
-def test_lint_of_a_file_without_rows_is_one_fault(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").touch()
-    found = json.loads(run("lint", f"own={tmp_path / 'empty.jsonl'}", "--json", code=65).stdout)
-    assert len(found["faults"]) == 1
-    assert "expected at least one row" in found["faults"][0]["message"]
-
-
-def test_lint_of_what_is_no_dataset_is_a_wrong_word(tmp_path: Path) -> None:
-    with pytest.raises(DatasetUnknown, match="found nothing at"):
-        run("lint", tmp_path / "nowhere")
-
-
 # --- Submissions ----------------------------------------------------------------------------------------------------
 
 
@@ -203,12 +174,6 @@ def test_what_is_submitted_says_where_it_is_from(tmp_path: Path) -> None:
     json.dumps(prepared.provenance)
 
 
-def test_a_selection_by_pass_rate_asks_for_a_ledger(tmp_path: Path) -> None:
-    asked = submission(f"own={rows(tmp_path, {})}", pass_rate="0<p<1", pass_rate_from="r")
-    with pytest.raises(SpecInvalid, match="expected a ledger to read the pass rates of run 'r'"):
-        prepare(asked, Settings(home=tmp_path / "home"))
-
-
 def test_conditions_that_an_earlier_release_wrote_down_are_read() -> None:
     old = Submission.model_validate({"dataset": "demo", "agent": "nop", "limit": 3, "only": ["a*"], "exclude": ["b"]})
     assert old == Submission(dataset="demo", agent="nop", selection=Selection(limit=3, only=("a*",), exclude=("b",)))
@@ -221,19 +186,6 @@ def test_several_datasets_are_one_argument_unless_a_path_has_a_comma(tmp_path: P
     assert joined([str(file)]) == str(file)
     with pytest.raises(SpecInvalid, match="without a comma in a path"):
         joined([str(file), "demo"])
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (("--pass-rate", "0<p<1"), "together with the run"),
-        (("--pass-rate", "high", "--from", "r"), "such as '0<p<1'"),
-        (("--since", "2024-02-01", "--until", "2024-01-01"), "expected an end after 2024-02-01"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(options: tuple[str, ...], complaint: str) -> None:
-    with pytest.raises(SpecInvalid, match=complaint):
-        CliRunner().invoke(cli, ["submit", "demo", "-a", "nop", *options], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("command", ["validate", "leaks"])

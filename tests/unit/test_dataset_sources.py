@@ -226,13 +226,6 @@ def test_parquet_without_its_reader_names_the_extra(tmp_path: Path, monkeypatch:
         opened(f"plain={file}").entries()
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet at all", b"PAR1" + bytes(64) + b"PAR1"])
-def test_what_only_its_name_makes_parquet_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "rows.parquet").write_bytes(content)
-    with pytest.raises(DatasetInvalid, match="expected a parquet file"):
-        opened(f"plain={tmp_path / 'rows.parquet'}").entries()
-
-
 # --- Bad rows -------------------------------------------------------------------------------------------------------
 
 
@@ -304,17 +297,6 @@ def test_of_many_bad_rows_the_first_ten_are_named_and_all_are_counted(tmp_path: 
     assert [task.name for task in opened(file).tasks({"a__b-1"})] == ["a__b-1"], "the other was not chosen"
 
 
-def test_a_parquet_file_without_a_column_is_one_fault(tmp_path: Path) -> None:
-    file = parquet(tmp_path / "rows.parquet", [row(number, statement=None) for number in range(5)])
-    with pytest.raises(DatasetInvalid, match=f"{file}: field statement: expected the columns of plain"):
-        opened(file).entries()
-
-
-def test_the_rules_are_told_by_the_first_row_that_can_be_read(tmp_path: Path) -> None:
-    file = write(tmp_path / "rows.jsonl", ["{", row(1), "["])
-    assert [fault.where for fault in filter(None, opened(file).checked())] == [f"{file}, row 1", f"{file}, row 3"]
-
-
 # --- Content and cost -----------------------------------------------------------------------------------------------
 
 
@@ -343,13 +325,3 @@ def test_fifty_thousand_rows_take_little_time_and_no_more_memory_than_their_entr
     tracemalloc.stop()
     assert count == 5_000
     assert peak < 2 << 20 < size // 10
-
-
-def test_parquet_is_read_without_the_columns_that_no_entry_needs(tmp_path: Path) -> None:
-    at = datetime(2024, 5, 1, 10, tzinfo=UTC)
-    (entry,) = opened(parquet(tmp_path / "dated.parquet", [row(created_at=at)])).entries()
-    assert entry.created_at == at
-    file = parquet(tmp_path / "rows.parquet", [row(number) for number in range(200)])
-    assert all(set(raw.values) == {"instance_id"} for raw in row_files.rows(file, columns=("instance_id", "lang")))
-    chosen = [raw.values["instance_id"] for raw in row_files.rows(file, chosen={1, 70, 200})]
-    assert chosen == ["a__b-0", "a__b-69", "a__b-199"]

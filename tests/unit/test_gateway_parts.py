@@ -15,7 +15,6 @@ from app.agents.external import known_agents
 from app.errors import LimitInvalid, SpecInvalid
 from app.ledger.model_replicas import plain_url
 from app.model_service.gateway import engine_faults
-from app.model_service.gateway import routes as routes_module
 from app.model_service.gateway.callers import token_of
 from app.model_service.gateway.congestion import CongestionWindow
 from app.model_service.gateway.engines import kv_use_of, waiting_of
@@ -233,34 +232,6 @@ def test_a_submission_with_a_secret_is_refused(wrong: ModelChoice) -> None:
     assert "s3cret" not in str(refused.value)
     good = ModelChoice(name="m", base_url=THEIRS, api_key_env="OTHER_API_KEY")
     assert specs_for([], agent="nop", mode="auto", model=good, agents=known_agents(Settings())) == []
-
-
-async def test_engines_of_no_route_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes_module, "_UNROUTED_MOST", 8)
-
-    routes = routes_of()
-    held = routes.choose(session("http://held.test/v1"), "m", {})
-    assert held is not None
-    assert held.engine.window.try_enter(Place())
-    for number in range(100):
-        routes.choose(session(f"http://engine-{number}.test/v1"), "m", {})
-    assert len(list(routes.engines)) <= 9
-    assert held.engine in list(routes.engines), "a call is there"
-    lone = routes.engine("http://lone.test/v1")
-    routes.apply([])
-    assert lone not in list(routes.engines)
-    await routes.close()
-
-
-def test_a_key_file_that_is_no_text_is_no_key(tmp_path: Path) -> None:
-    (tmp_path / "key").write_bytes(b"\xff\xfe\x00")
-    keys = Keys({"ONE": f"file:{tmp_path / 'key'}", "TWO": "file:/no\0where"})
-    assert keys.value("ONE") is keys.value("TWO") is None
-
-
-@pytest.mark.parametrize("value", [b"1.2.3", b"1e999", b"+", b"e"])
-def test_odd_metrics_say_nothing(value: bytes) -> None:
-    assert waiting_of(b"vllm:num_requests_waiting " + value + b"\n") is None
 
 
 def test_a_server_whose_address_is_taken_says_so() -> None:

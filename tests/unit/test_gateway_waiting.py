@@ -54,16 +54,6 @@ async def test_what_a_call_took_replaces_what_it_was_taken_for() -> None:
     assert await line.admit(2) == ["dear", "bob's", "next"]
 
 
-async def test_a_call_that_gave_up_is_passed_over() -> None:
-    line = Line()
-    line.add("gone")
-    line.add("here")
-    line.futures["gone"].cancel()
-
-    assert len(line.line) == 1
-    assert await line.admit(2) == ["here"]
-
-
 async def test_a_call_that_has_waited_for_half_of_its_time_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now)
