@@ -17,7 +17,6 @@ from app.agents.trial import NeverCancelled
 from app.errors import AgentFailed, RowBroken, UnknownName
 from app.models.endings import PERMANENT, EndReason, reason_of
 from app.models.spec import Bundle, Limits, PatchSolution, ScriptSolution
-from app.workers.lease import StopToken
 from megaflow.contract.environments.fixture import tar_of
 from tests.unit.folder_shell import FolderShell, committed, git
 from tests.unit.frameworks import a_job
@@ -27,12 +26,6 @@ ANSWER = "--- a/value.py\n+++ b/value.py\n@@ -1 +1 @@\n-value = 1\n+value = 2"  
 
 def agent_named(name: str) -> Agent:
     return named(name, FrameworkOptions(Installer(Path("/nowhere"))))  # neither of the two needs tools
-
-
-def cancelled() -> StopToken:
-    token = StopToken()
-    token.stop(EndReason.CANCELLED)
-    return token
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from app.errors import AgentUnavailable
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
-HIGH = 1500  # above what `select` knows
 
 
 def lives(pid: str) -> bool:

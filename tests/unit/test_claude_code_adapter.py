@@ -62,12 +62,6 @@ def test_its_model_is_the_tasks_whatever_it_asks_for(agent: ClaudeCode) -> None:
     assert set(models) == {"a-model"}
 
 
-def test_its_commands_lose_every_variable_of_ours(agent: ClaudeCode) -> None:
-    command = agent.command(a_job(), a_place())
-    (first,) = (content.decode() for name, content in command.files.items() if name.endswith(".sh"))
-    assert set(command.env) == set(first.split()[1:])
-
-
 def test_a_text_of_any_length_is_its_input(agent: ClaudeCode) -> None:
     text = "ü" * 200_000
     command = agent.command(a_job(description=text), a_place())

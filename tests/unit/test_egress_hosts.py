@@ -16,7 +16,6 @@ from app.models.hosts import AllowedHosts, HostInvalid, address_of, canonical
 _letters = st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=12)
 _labels = st.builds(lambda word: f"n{word}", _letters)  # none is a number
 _names = st.lists(_labels, min_size=1, max_size=5).map(".".join)
-_addresses = st.ip_addresses().map(str)
 _ports = st.integers(min_value=1, max_value=65535)
 
 

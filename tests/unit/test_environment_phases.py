@@ -7,7 +7,6 @@ import time
 import pytest
 
 from app.environments.contract import Times, noting
-from app.environments.isolation.fingerprint import Fingerprint, _parsed
 from app.images.pull_source import PullSource, noted, tell
 
 
@@ -60,15 +59,3 @@ def test_the_longest_way_of_an_image_is_told_to_whoever_asked_for_it() -> None:
             tell(PullSource.PULL)
     tell(PullSource.BUILD)
     assert (nothing.longest, inner.longest, both.longest) == (PullSource.HERE, PullSource.PULL, PullSource.BUILD)
-
-
-_TABLE = """
-==> /proc/net/tcp <==
-  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-"""
-
-
-def looked_at(*listening: str) -> Fingerprint:
-    """The table of sockets with these listening."""
-    rows = [f"   {n}: {address} 00000000:0000 0A 00000000:00000000" for n, address in enumerate(listening)]
-    return Fingerprint(_parsed(_TABLE + "\n".join(rows) + "\n"))

@@ -10,8 +10,6 @@ import pytest
 
 from app.errors import SettingsInvalid
 from app.images import references
-from app.images.engine_index import layers_of
-from app.images.image_index import Disk, above
 from app.images.logins import login_for, logins_of
 from app.images.registry_refusals import RefusalKind, refusal_of
 from app.images.sync import items_of
@@ -120,26 +118,6 @@ def test_a_build_is_told_all_logins_by_the_names_that_the_engine_has_for_registr
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (tmp_path / "config.json").write_text('{"credsStore": "broken"}')
     assert set(logins_of(Settings(registry_auth='{"r:5000": "me:pass"}'))) == {"r:5000"}
-
-
-def step(size: int, created_by: str) -> dict[str, object]:
-    return {"Size": size, "CreatedBy": created_by}
-
-
-def test_a_layer_is_shared_only_on_the_same_fixture() -> None:
-    one = layers_of(["base", "env"], [step(1, "b"), step(1, "a")])
-    two = layers_of(["base", "env", "own"], [step(1, "c"), step(1, "b"), step(1, "a")])
-    three = layers_of(["other", "env"], [step(1, "b"), step(1, "a")])
-    assert one == two[:2]
-    assert one[1] != three[1]
-
-
-def test_a_mark_is_a_share_of_the_disk_or_bytes_of_images() -> None:
-    disk = Disk(total_bytes=1000, used_bytes=900)
-    assert above(0.8, disk, 5) == 100
-    assert above(0.95, disk, 5) == -50
-    assert above(0.8, None, 5) == 0
-    assert above(300, disk, 500) == above(300, None, 500) == 200
 
 
 def test_a_project_has_a_key_of_its_own_by_what_decides_on_its_images() -> None:
