@@ -14,8 +14,11 @@ from typing import NoReturn
 
 from app.cli import main
 
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["pytest", "tests.forked", "app.client", "app.evaluation", "app.datasets.source"])
+SERVER = multiprocessing.get_context("forkserver")
+"""Starts processes from one without threads that has imported what they need."""
+SERVER.set_forkserver_preload(
+    [*("pytest", "tests.forked"), *("app.client", "app.evaluation", "app.instances.launcher")]
+)
 
 
 def megaflow(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -30,7 +33,7 @@ def command(
     """The same with all of its environment. Raises: TimeoutExpired."""
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
         run = (arguments, dict(environment), cwd or Path.cwd(), (out.name, err.name))
-        process = _SERVER.Process(target=_run, args=run)
+        process = SERVER.Process(target=_run, args=run)
         process.start()
         process.join(timeout_s)
         if process.exitcode is None:
