@@ -6,7 +6,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing
 
 import pytest
 
@@ -159,30 +158,6 @@ def test_the_end_of_one_borrower_is_not_the_others(
     assert world.alive == {}
 
 
-def test_who_asks_while_it_is_made_waits_for_it(provider: FakeProvider, acquire: Acquire) -> None:
-    provider.takes_s = 0.2
-    found: list[Environment] = []
-    askers = [threading.Thread(target=lambda: found.append(acquire(SHARED)[0])) for _ in range(6)]
-    for asker in askers:
-        asker.start()
-    for asker in askers:
-        asker.join()
-    assert len({one.id for one in found}) == 1
-    assert len(provider.created) == 1
-    told = [one.describe() for one in found]
-    assert sorted(one["path"] for one in told) == ["cold", *["shared"] * 5]
-    paid = [one["phases"] for one in told if one["path"] == "shared"]
-    assert [phases.keys() == {"hand_out"} and phases["hand_out"] > 0 for phases in paid] == [True] * 5
-
-
-def test_a_making_that_fails_is_everybodys_own_to_try_again(provider: FakeProvider, acquire: Acquire) -> None:
-    provider.broken["a"] = EnvironmentFailed("not now")
-    with pytest.raises(EnvironmentFailed, match="not now"):
-        acquire(SHARED)
-    del provider.broken["a"]
-    assert acquire(SHARED)[0].run("true", timeout_s=5).ok
-
-
 def test_a_shared_one_that_has_died_is_lent_to_nobody_else_and_ended_by_the_last(
     pool: EnvironmentPool, world: World, acquire: Acquire
 ) -> None:
@@ -206,11 +181,3 @@ def test_a_pool_that_closes_ends_what_is_lent_and_shared_and_idle(
     assert len(world.alive) == 3
     pool.close()
     assert world.alive == {}
-
-
-def test_one_that_is_too_old_is_not_handed_out_again(provider: FakeProvider) -> None:
-    with closing(EnvironmentPool(max_idle=2, max_age_s=0.0)) as pool:
-        for _ in range(2):
-            found, origin = pool.acquire(provider, PLAIN, an_attempts(RUN), "id-of-a", timeout_s=5, allow_reuse=True)
-            assert origin is Origin.FRESH
-            pool.release(found, reuse=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -28,29 +26,6 @@ from app.models.spec import ModelChoice
 from app.settings import Settings
 from app.submission import specs_for
 from tests.building import a_session
-
-
-async def test_a_window_doubles_while_nothing_is_lost_and_then_grows_by_one() -> None:
-    window = CongestionWindow(start=4)
-    for _ in range(4):
-        assert window.try_enter(Place())
-    assert not window.try_enter(Place())
-    for _ in range(4):
-        window.accepted()
-        window.leave()
-    assert window.size > 4, "it was full, and all of it went well"
-    grown = window.size
-    window.accepted()
-    assert window.size == grown, "it is not full: nothing is known of more"
-    window.busy(time.monotonic(), 0.01)
-    halved = window.size
-    assert halved <= grown / 2
-    await asyncio.sleep(0.02)
-    while window.try_enter(Place()):
-        pass
-    window.accepted()
-    assert halved < window.size < halved + 1.001, "slowly from now on"
-    window.close()
 
 
 async def test_a_long_line_at_the_engine_makes_the_window_smaller_and_a_short_one_does_not() -> None:

@@ -145,27 +145,6 @@ def test_a_command_calls_the_tool_that_takes_one(
     assert message["tool_calls"][0]["id"] == "call_3_0"
 
 
-@pytest.mark.parametrize(
-    ("schema", "value"),
-    [
-        ({"$ref": "#/$defs/Risk"}, "LOW"),
-        ({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}, 1),
-        ({"type": "object", "required": ["a"], "properties": {"a": {"type": "array"}}}, {"a": []}),
-        ({"type": "array", "minItems": 2, "items": {"type": "boolean"}}, [False, False]),
-        ({"type": ["string", "null"]}, "Look"),
-        ({"default": 7}, 7),
-        ({"const": "x"}, "x"),
-        ({}, "Look"),
-    ],
-)
-def test_what_else_a_tool_demands_gets_a_value_of_its_type(schema: dict[str, Any], value: Any) -> None:
-    made = tool("bash", ("command", "more"), command=TEXT, more=schema)
-    made["parameters"]["$defs"] = {"Risk": RISK}
-    assert called(render(Turn(thought="Look", command="ls"), request(made), 0)) == [
-        ("bash", {"command": "ls", "more": value})
-    ]
-
-
 def test_submitting_calls_the_tool_that_is_there_for_it() -> None:
     done = Turn(thought="All fixed.", submit=True)
     assert called(render(done, request(OPENHANDS, FINISH), 0)) == [("finish", {"message": "All fixed."})]
