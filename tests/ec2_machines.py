@@ -195,7 +195,7 @@ def faulty_cloud(target: str) -> Iterator[FaultyCloud]:
     server.daemon_threads = True
     server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that has gone
     cloud = FaultyCloud(f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield cloud

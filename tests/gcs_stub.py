@@ -86,7 +86,7 @@ def serving_gcs(*buckets: str) -> Iterator[str]:
     """The content of a service account's file that leads to a server with these buckets, and asks for no login."""
     server = _Store()
     server.buckets.update(buckets)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         account = {"gcs_base_url": f"http://127.0.0.1:{server.server_address[1]}", "disable_oauth": True}

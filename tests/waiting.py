@@ -10,18 +10,18 @@ from typing import Any
 
 LONGEST_WAIT_S = 60.0
 """Enough on a slow machine that does other things besides; who waits in vain waits this long."""
-_LOOK_S = 0.02
 
 
 def eventually(found: Callable[[], Any], what: str = "what was waited for", *, within_s: float = LONGEST_WAIT_S) -> Any:
-    """What `found` gives as soon as that is true; it is called many times a second. Fails when it stays untrue.
+    """What `found` gives as soon as that is true; it is called ten times a second or more. Fails when it stays untrue.
 
     within_s: less than after what time something else (a sweeper, a lease, a default) would make it true as well.
     """
-    give_up = time.monotonic() + within_s
+    give_up, pause_s = time.monotonic() + within_s, 0.01
     while not (value := found()):
         assert time.monotonic() < give_up, f"expected {what} within {within_s:.0f} s; it did not happen"
-        time.sleep(_LOOK_S)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.2, 0.1)  # what takes long needs the processor for itself
     return value
 
 

@@ -32,6 +32,7 @@ from app.stack import leftovers, lifecycle, supervisor
 from app.stack.home import process_environment
 from app.stack.programs import DEMO_SCRIPTS
 from tests.contract.agents.example import EXAMPLE
+from tests.forked import command
 from tests.integration.inside_fixture import kept_tools
 from tests.matrix.run import scripts, stand_in
 from tests.services import missing, settings_in, short_folder, unset
@@ -60,14 +61,7 @@ class System:
 
     def megaflow(self, *arguments: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
         """Run the real command line against it."""
-        return subprocess.run(
-            [*MEGAFLOW, *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        return command(arguments, self.environment, timeout_s=timeout_s)
 
     def json(self, *arguments: str, timeout_s: float = 240) -> Any:
         """The command's `--json` output; it must succeed."""

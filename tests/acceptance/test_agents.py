@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import signal
 import tarfile
 from pathlib import Path
@@ -72,18 +71,6 @@ def test_every_framework_solves_tasks_through_the_gateway_and_leaves_its_evidenc
     assert (status["scored"], status["scripted_resolved"], status["mean_reward"]) == (0, len(results), None)
     rows = system.json("usage", found["runs"][0]["id"], "--by", "agent")
     assert {row["key"] for row in rows} == FRAMEWORKS
-
-
-def test_a_token_is_in_no_artifact_and_no_event(system: System) -> None:
-    (result,) = _submit(system, "mini-swe-agent", "persistent", "--task", TASKS[1])["results"]
-    for artifact in result["attempts"][-1]["artifacts"]:
-        if artifact["url"]:
-            content = Path(artifact["url"].removeprefix("file://")).read_bytes()
-            if artifact["key"].endswith(".zst"):
-                content = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(content)).read()
-            assert not re.search(rb"mf-[A-Za-z0-9_-]{40}", content), artifact["key"]
-    for column in ("SELECT data::text AS told FROM events", "SELECT body AS told FROM specs"):
-        assert not [row for row in system.rows(column) if re.search(r"mf-[A-Za-z0-9_-]{40}", row.told)]
 
 
 @pytest.mark.extra

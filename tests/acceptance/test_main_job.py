@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import pty
 import re
@@ -15,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+import zstandard
 
 from app import evaluation
 from app.client import as_completed
@@ -49,7 +51,7 @@ def test_oracle_gets_one_and_nop_zero_on_every_demo_task(system: System, mode: s
 
 @pytest.mark.agents
 @pytest.mark.parametrize("mode", ["ephemeral", pytest.param("persistent", marks=pytest.mark.extra)])
-def test_mini_swe_agent_solves_demo_tasks_and_leaves_its_trajectory(system: System, mode: str) -> None:
+def test_mini_swe_agent_solves_demo_tasks_and_leaves_its_trajectory_without_a_token(system: System, mode: str) -> None:
     results = _submit(system, "mini-swe-agent", mode, "--model", "replay", "--task", ROW, "--task", FOLDER)
     assert [(r["verdict"]["reward"], r["end_reason"]) for r in results] == [(1.0, "submitted")] * 2
     for result in results:
@@ -59,6 +61,20 @@ def test_mini_swe_agent_solves_demo_tasks_and_leaves_its_trajectory(system: Syst
             content = Path(stored["url"].removeprefix("file://")).read_bytes()
             assert hashlib.sha256(content).hexdigest() == stored["sha256"]
         assert b"mini-swe-agent" in Path(kinds["trajectory"]["url"].removeprefix("file://")).read_bytes()
+        assert [kind for kind, stored in kinds.items() if stored["url"] and _TOKEN.search(_content(stored))] == []
+    for told in ("SELECT data::text AS told FROM events", "SELECT body AS told FROM specs"):
+        assert not [row for row in system.rows(told) if _TOKEN.search(row.told.encode())]
+
+
+_TOKEN = re.compile(rb"mf-[A-Za-z0-9_-]{40}")
+"""Of an attempt, for its model."""
+
+
+def _content(artifact: dict[str, Any]) -> bytes:
+    content = Path(artifact["url"].removeprefix("file://")).read_bytes()
+    if not artifact["key"].endswith(".zst"):
+        return content
+    return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(content)).read()
 
 
 def test_fifty_ephemeral_tasks_make_fifty_instances_none_of_which_runs_two(

@@ -153,7 +153,7 @@ def watcher(settings: Settings, fixture: Fixture, mark: str) -> Watcher:
     return Watcher(settings, mark, engine=fixture.kind != "local")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def make(provider: EnvironmentProvider, spec: EnvironmentSpec, settings: Settings) -> Callable[..., Environment]:
     """Makes one, with other fields than the fixture's where they are given."""
 
@@ -172,13 +172,18 @@ def scaled(many: int, fixture: Fixture) -> int:
     return many // 4 if fixture.kind == "compose" else many
 
 
-@pytest.fixture
-def before(watcher: Watcher, make: Make, fixture: Fixture) -> World:
-    """The world when everything that is made once has been: connections, caches, locks."""
+@pytest.fixture(scope="module")
+def warm(make: Make, fixture: Fixture) -> None:
+    """Everything that is made once has been: connections, caches, locks."""
     with ThreadPoolExecutor(4) as threads:
         for environment in threads.map(lambda _: make(), range(scaled(4, fixture))):
             environment.run("true", timeout_s=20)
             environment.destroy()
+
+
+@pytest.fixture
+def before(watcher: Watcher, warm: None) -> World:
+    """The world as it is when a test begins."""
     until = time.monotonic() + SETTLE_S
     while watcher.look().threads["disk-watch"] and time.monotonic() < until:
         time.sleep(0.1)

@@ -29,6 +29,8 @@ def fixture(kind):
 FIXTURES, WRONG = fixture("local"), [fixture("something else")]
 """
 
+BARE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # of the plugins that are installed, which take seconds to import
+
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
@@ -38,20 +40,12 @@ def elsewhere(tmp_path: Path) -> Path:
 
 def suite(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[2]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "megaflow.contract.environments.plugin",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-    ]
+    plugins = ["-p", "megaflow.contract.environments.plugin", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *plugins, "-q"]
     return subprocess.run(
         [*command, "--pyargs", "megaflow.contract.environments", *words],
         cwd=folder,
-        env={"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": f"{folder}:{root}"},
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": f"{folder}:{root}", **BARE},
         capture_output=True,
         text=True,
         timeout=120,

@@ -101,7 +101,7 @@ def test_other_line_ends_make_no_difference(codec: DialectCodec, said: Reply, li
 
 @every_dialect
 @given(said=replies(), data=st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_stream_may_be_cut_anywhere(codec: DialectCodec, said: Reply, data: st.DataObject) -> None:
     content = b"".join(codec.events(said, id="a1", request=WITH_USAGE))
     cut = content[: data.draw(st.integers(0, len(content) - 1), label="cut at")]

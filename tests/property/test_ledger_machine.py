@@ -262,6 +262,6 @@ def test_no_order_of_events_breaks_a_promise(database: Database) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=25, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

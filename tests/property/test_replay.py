@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from app.model_service.dialects import Dialect, Message, Reply, Request, codec_for
 from app.model_service.replay.player import ScriptPlayer
 from app.model_service.replay.recordings import Digests, RecordedAttempt, RecordedCall, conversation_key, steady
-from app.model_service.replay.script import Script, Turn, choose
+from app.model_service.replay.script import Script, Turn
 from app.models.model_calls import TokenUse
 from tests.dialect_requests import body_of
 
@@ -22,7 +22,6 @@ BASH = {
     "description": "",
     "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
 }
-THINK = {"name": "think", "description": "", "parameters": {"type": "object", "properties": {"idea": {}}}}
 
 
 _two = st.integers(10, 59)
@@ -93,10 +92,6 @@ def test_what_an_agent_acts_on_is_kept(text: str) -> None:
     assert steady(text) == text
 
 
-def test_colours_and_blanks_at_the_end_of_lines_do_not_count() -> None:
-    assert steady("\x1b[?2004l\x1b[1mdiff\x1b[m  \r\nx\r\n") == "diff\nx\n"
-
-
 def reply(text: str, *ids: str) -> Reply:
     message: Message = {"role": "assistant", "content": text}
     if ids:
@@ -150,28 +145,6 @@ def test_where_the_text_differs_the_place_decides(outputs: list[str], data: st.D
     assert recording.by_position(beyond) is None
 
 
-def test_branches_of_another_kind_are_kept_apart() -> None:
-    main = attempt("fix it", ["a", "b"], "main")
-    aside = RecordedCall(request([{"role": "user", "content": "Fix it. A title?"}], THINK), reply("a title"))
-    recording, digests = RecordedAttempt([main[0], aside, main[1]], Digests()), Digests()
-    other = conversation_key(request([{"role": "user", "content": "Mend it. A title?"}], THINK), digests)
-    assert recording.by_position(other) is aside.response
-
-
-def test_of_two_branches_of_one_kind_the_similar_one_answers() -> None:
-    main, sub = attempt("fix it", ["a", "b"], "main"), attempt("look for callers", ["c", "d"], "sub")
-    recording, digests = RecordedAttempt([*main, *sub], Digests()), Digests()
-    other = attempt("look for callers", ["C!", "D!"], "again")
-    assert recording.by_position(conversation_key(other[1].request, digests)) is sub[1].response
-
-
-def test_of_calls_with_one_conversation_the_last_answer_counts() -> None:
-    (first,) = attempt("fix it", ["a"], "x")
-    second = RecordedCall(first.request, reply("on second thought"))
-    recording = RecordedAttempt([first, second], Digests())
-    assert recording.exact(conversation_key(first.request, Digests())) is second.response
-
-
 def test_the_models_own_name_may_be_another() -> None:
     told: list[Message] = [{"role": "system", "content": "You are powered by the model big-one."}]
     call = RecordedCall(request(told), reply("x"))
@@ -207,24 +180,3 @@ def test_conversations_may_cross_in_any_dialect_and_each_gets_its_own_turn(steps
                 {"role": "tool", "content": "the sentence", "tool_call_id": call["id"]}
                 for call in said.get("tool_calls", ())
             ]
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.integers(0, 4), st.lists(st.sampled_from(["split", "note", "repeat"]), max_size=3))
-def test_the_turn_is_found_whatever_a_framework_does_to_the_messages(turns: int, tricks: list[str]) -> None:
-    messages: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "the sentence"}]
-    for at in range(turns):
-        calls = [{"id": f"call_{at}_0", "name": "bash", "arguments": "{}"}]
-        if "split" in tricks:
-            messages += [
-                {"role": "assistant", "content": f"t{at}"},
-                {"role": "assistant", "content": "", "tool_calls": calls},
-            ]
-        else:
-            messages.append({"role": "assistant", "content": f"t{at}", "tool_calls": calls})
-        messages.append({"role": "tool", "content": "out", "tool_call_id": f"call_{at}_0"})
-        if "note" in tricks:
-            messages.append({"role": "system", "content": "A file was changed."})
-        if "repeat" in tricks:
-            messages.append({"role": "user", "content": "the sentence"})
-    assert choose([SCRIPT], messages)[1] == turns

@@ -72,4 +72,4 @@ def test_verbose_pytest_lines_are_read_back(tests: dict[str, TestStatus], percen
 )
 @pytest.mark.parametrize("name", sorted(PARSERS))
 def test_no_line_keeps_a_parser_busy(name: str, line: str) -> None:
-    PARSERS[name]("\n".join([line] * 20))
+    PARSERS[name]("\n".join([line] * 4))

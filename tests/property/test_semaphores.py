@@ -240,7 +240,7 @@ def test_no_order_of_events_breaks_a_semaphore_of_the_ledger(postgres_url: str) 
     database = Database(postgres_url)
     LedgerSemaphores.database = database
     try:
-        run_state_machine_as_test(LedgerSemaphores, settings=_quiet(60))
+        run_state_machine_as_test(LedgerSemaphores, settings=_quiet(40))
     finally:
         database.close()
 
@@ -248,4 +248,4 @@ def test_no_order_of_events_breaks_a_semaphore_of_the_ledger(postgres_url: str) 
 def test_no_order_of_events_breaks_the_concurrency_of_model_calls(redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         CallConcurrency.client = client
-        run_state_machine_as_test(CallConcurrency, settings=_quiet(60))
+        run_state_machine_as_test(CallConcurrency, settings=_quiet(40))

@@ -22,7 +22,6 @@ from app.agents.base import ModelEndpoint
 from app.agents.external import framework as result
 from app.agents.framework import AgentEnding, Ended, Placement
 from app.agents.installation import Installer
-from app.agents.openhands.adapter import OpenHands
 from app.agents.running import collecting
 from app.agents.running.agent import end_text
 from app.agents.running.collecting import DEEPEST, LEFT_OUT, collect_inside, tidy
@@ -84,14 +83,6 @@ def collected(shell: Any, into: Path, first: Sequence[str] = ()) -> str:
 # --- Inside ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_place_of_the_note_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "MOST_FILES", 10)
-    names = [f"z{number}" for number in range(11)]
-    note = collected(Inside(archive(f"{LEFT_OUT}/x", *names)), tmp_path)
-    assert "too much" in note
-    assert "the name is ours" in note
-
-
 def test_names_that_no_file_here_can_have_stay_behind(tmp_path: Path) -> None:
     names = (LONG, "n" * 300, "f/ine", "f/ine/below", "\udcff", "/".join("d" * DEEPEST), "a/" * 1500 + "f")
     note = collected(Inside(archive(*names)), tmp_path)
@@ -103,17 +94,6 @@ def test_names_that_no_file_here_can_have_stay_behind(tmp_path: Path) -> None:
     }
     for words in ("bbb", "nnn", "a/a/", "too deep", "f/ine/below"):
         assert words in note
-
-
-@pytest.mark.parametrize("tree", [RecursionError("deep"), ValueError(""), PermissionError(13, "no"), b"rubbish" * 1000])
-def test_a_tree_that_cannot_be_brought_is_noted(tmp_path: Path, tree: bytes | Exception) -> None:
-    assert "not all was collected" in collected(Inside(tree), tmp_path)
-
-
-def test_a_note_that_cannot_be_written_is_none(tmp_path: Path) -> None:
-    (tmp_path / LEFT_OUT).mkdir()  # which nothing that is collected can make
-    collect_inside(Inside(archive(LONG, "f")), "/home", tmp_path)  # type: ignore[arg-type]
-    assert (tmp_path / "f").exists()
 
 
 def test_a_gone_environment_and_a_full_disk_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,20 +134,6 @@ def test_a_result_comes_from_an_image_without_any_programs(tmp_path: Path) -> No
     assert "du, find and cut" in note
     found = {str(path.relative_to(tmp_path / "into")) for path in (tmp_path / "into").rglob("*") if path.is_file()}
     assert found == {"output/task.traj", LEFT_OUT}
-
-
-def test_a_result_comes_whatever_else_is_there(tmp_path: Path) -> None:
-    shell = Inside(RecursionError(), {"/home/result.json": b"{}"})
-    collected(shell, tmp_path, ("result.json",))
-    assert (tmp_path / "result.json").read_bytes() == b"{}"
-
-
-def test_every_result_that_an_adapter_inside_reads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.agents.swe_agent.adapter.settings", lambda *_: b"")
-    monkeypatch.setattr(SweAgent, "install", lambda _: SimpleNamespace(folder=tmp_path))
-    job, place = a_job(), a_place()
-    assert OpenHands(Installer(tmp_path)).command(job, place).results == ("result.json",)
-    assert SweAgent(Installer(tmp_path), "x").command(job, place).results == ("output/task/task.traj",)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -233,24 +199,6 @@ def test_a_tree_deeper_than_anybody_can_walk_goes(home: Path) -> None:
     assert (home / "file").exists()
 
 
-@pytest.mark.parametrize("kind", ["folder", "file", "link", "none"])
-def test_the_home_or_the_note_may_be_anything(home: Path, kind: str) -> None:
-    if kind == "folder":
-        (home / LEFT_OUT / "deep").mkdir(parents=True)
-    else:
-        home.rmdir()
-    if kind == "folder":
-        (home / "large").write_bytes(b"x" * 3000)
-    elif kind == "file":
-        home.touch()
-    elif kind == "link":
-        home.symlink_to("/etc")
-    tidy(home, most_bytes=1000)
-    assert home.is_dir()
-    assert not home.is_symlink()
-    assert [path.name for path in home.iterdir()] == ([LEFT_OUT] if kind == "folder" else [])
-
-
 def test_a_file_from_which_the_key_cannot_be_taken_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = "sk-0123456789-secret"
     (tmp_path / "file").write_text(key)
@@ -305,36 +253,9 @@ def test_counts_that_are_none_are_not_kept_and_the_ending_is(tmp_path: Path, ste
     assert (ending.reason, ending.steps, ending.usage) == (EndReason.SUBMITTED, None, {})
 
 
-def test_counts_are_kept_and_not_too_many(tmp_path: Path) -> None:
-    usage: Any = {"a": 1, "b": 0.5, "bad": None} | {f"n{number}": 1 for number in range(1000)}
-    ending = tell(AgentEnding(EndReason.SUBMITTED, "x\0\ud800" + "y" * 9999, 3, usage), ended(tmp_path, 0))
-    assert ending.steps == 3
-    assert {"a": 1.0, "b": 0.5}.items() <= ending.usage.items()
-    assert len(ending.usage) == 64
-    assert ending.detail.startswith("x?yyy")
-    assert len(ending.detail) <= 2000
-
-
 @pytest.mark.parametrize("error", [RecursionError(), ValueError("odd"), KeyError("x")])
 def test_what_its_adapter_does_not_understand_is_its_error(tmp_path: Path, error: Exception) -> None:
     assert tell(error, ended(tmp_path, 0)).reason is EndReason.AGENT_ERROR
-
-
-@pytest.mark.parametrize(
-    "body",
-    ['{"usage": [1]', '{"usage": "ab"', '{"steps": "x", "usage": {"a": NaN}', '{"steps": [], "usage": {"a": 1e999}'],
-)
-def test_a_result_of_openhands_that_was_written_from_inside(tmp_path: Path, body: str) -> None:
-    at = ended(tmp_path, 0)
-    (tmp_path / "result.json").write_text(body + ', "status": "finished"}')
-    ending = end_text(OpenHands(Installer(tmp_path)), at)
-    assert (ending.reason, ending.steps, ending.usage) == (EndReason.SUBMITTED, None, {})
-
-
-def test_a_result_that_is_nested_without_end_is_none(tmp_path: Path) -> None:
-    at = ended(tmp_path, 0)
-    (tmp_path / "result.json").write_text("[" * 100_000)
-    assert end_text(OpenHands(Installer(tmp_path)), at).reason is EndReason.AGENT_ERROR
 
 
 # --- Its signals ----------------------------------------------------------------------------------------------------
@@ -368,12 +289,6 @@ TABLES = [
     *(pytest.param(framework_named(name, OPTIONS).endings, id=name) for name in FRAMEWORKS),
     pytest.param(result.ENDINGS, id="external agents"),
 ]
-
-
-@pytest.mark.parametrize("endings", TABLES)
-def test_every_framework_tells_of_success_and_of_failure(endings: Mapping[str, EndReason]) -> None:
-    told = {EndReason.SUBMITTED, EndReason.STEP_LIMIT, EndReason.AGENT_ERROR, EndReason.MODEL_ERROR}
-    assert told <= set(endings.values())
 
 
 @pytest.mark.parametrize("endings", TABLES)

@@ -13,15 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.agents.framework import Stop
 from app.agents.installation.checkouts import split_ref
 from app.agents.installation.libraries import Needs, require_libc
-from app.agents.running.clock import Clock, await_end
+from app.agents.running.clock import Clock
 from app.agents.running.collecting import LEFT_OUT, collect_inside
 from app.agents.running.outputs import Output
-from app.errors import AgentUnsuitable, DatabaseUnavailable
+from app.errors import AgentUnsuitable
 from app.models.shell import CommandResult, Shell
-from megaflow.contract.agents.trial import NeverCancelled
 
 
 class Told:
@@ -50,26 +48,6 @@ def test_time_is_up_only_after_what_it_had_to_wait_and_never_after_twice_the_lim
     threading.Event().wait(0.06)
     assert not clock.is_up()
     assert 0.0 < clock.left_s() <= 0.05
-
-
-def test_waits_that_nobody_knows_are_none() -> None:
-    def waited_s() -> float:
-        raise DatabaseUnavailable("down")
-
-    assert Clock(0.0, waited_s).is_up()
-
-
-def test_a_bell_that_rings_for_nothing_changes_nothing() -> None:
-    bell, ended = threading.Event(), threading.Event()
-
-    def ring() -> None:
-        for _ in range(100):
-            bell.set()
-        ended.set()
-        bell.set()
-
-    threading.Thread(target=ring).start()
-    assert await_end(bell, ended.is_set, Clock(60.0, lambda: 0.0), NeverCancelled()) is Stop.ITSELF
 
 
 @settings(deadline=None)  # a slow disk is no fault
@@ -120,15 +98,8 @@ def test_nothing_of_an_archive_comes_to_lie_elsewhere(tmp_path: Path) -> None:
 
 
 NEEDS = Needs("x86_64", "2.35")
-DEBIAN = "machine x86_64\nglibc 2.36\n"
-BY_ITSELF = "machine x86_64\nGNU C Library (Debian GLIBC 2.36-9) stable release version 2.36.\n"
 OLD = "machine x86_64\nglibc 2.31\n"
 ALPINE = "machine x86_64\nmusl /lib/ld-musl-x86_64.so.1\n"
-
-
-@pytest.mark.parametrize("text", [DEBIAN, BY_ITSELF, "machine amd64\nglibc 2.35\n", "machine x86_64\n", "machine \n"])
-def test_what_can_run_it_or_does_not_say_is_let_pass(text: str) -> None:
-    require_libc(told(text), "toy", NEEDS)
 
 
 @pytest.mark.parametrize(

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from app.agents.framework import Stop
 from app.agents.installation import once
-from app.agents.installation.once import ToolStore, run_bounded, step
-from app.agents.running import supervisor
+from app.agents.installation.once import ToolStore, step
 from app.agents.running.clock import Clock
-from app.agents.running.outputs import Output, Outputs
+from app.agents.running.outputs import Outputs
 from app.agents.running.outside import run_outside
 from app.errors import AgentUnavailable
-from app.workers.command_logs import CommandLogs
 from megaflow.contract.agents.trial import NeverCancelled
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
-HIGH = 1500  # above what `select` knows
 
 
 def lives(pid: str) -> bool:
@@ -34,30 +28,6 @@ def lives(pid: str) -> bool:
         return Path("/proc", pid.strip(), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-@pytest.fixture
-def many_files() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard <= HIGH:
-        pytest.skip("this host allows too few open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, HIGH + 100), hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_supervisor_works_whatever_the_numbers_of_its_files(many_files: None) -> None:
-    control, stopping = os.pipe()
-    status, telling = os.pipe()
-    high = fcntl.fcntl(control, fcntl.F_DUPFD, HIGH)
-    argv = [sys.executable, "-I", "-S", supervisor.__file__, str(high), str(telling), "5", "sleep", "1000"]
-    with subprocess.Popen(argv, pass_fds=(high, telling), stderr=subprocess.PIPE) as process:
-        for number in (control, high, telling):
-            os.close(number)
-        os.close(stopping)
-        with open(status) as told:
-            assert told.read() == "ended -15\n"
-        assert process.wait(60) == 0
 
 
 def test_a_supervisor_that_fails_ends_its_program(tmp_path: Path) -> None:
@@ -69,13 +39,6 @@ def test_a_supervisor_that_fails_ends_its_program(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "unforeseen" in done.stderr  # and its outputs have ended: nobody holds them
-
-
-def test_what_a_program_gets_are_its_three_streams(tmp_path: Path) -> None:
-    with (tmp_path / "lock").open("w") as lock:
-        code = "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"
-        done = run_bounded([sys.executable, "-c", code], env=None, cwd=None, timeout_s=60, locks=[lock.fileno()])
-    assert done.stdout == "[0, 1, 2]\n"
 
 
 def test_an_orphan_of_a_killed_supervisor_does_not_hold_us(tmp_path: Path) -> None:
@@ -92,18 +55,6 @@ def test_an_orphan_of_a_killed_supervisor_does_not_hold_us(tmp_path: Path) -> No
     os.kill(int(orphan), 9)
     assert (by, code) == (Stop.ITSELF, -9)
     assert (tmp_path / "stdout").read_text() == "said\n"
-
-
-def test_all_of_an_output_that_is_too_long_is_kept_where_there_are_logs(tmp_path: Path) -> None:
-    lines = [b"line %06d\n" % number for number in range(2000)]
-    logs = CommandLogs(tmp_path / "logs", 1 << 20)
-    output = Output(tmp_path / "stdout", head_bytes=5000, tail_bytes=2000, logs=logs)
-    for line in lines:
-        output.write(line)
-    output.close()
-    assert (tmp_path / "logs" / "0001.stdout").read_bytes() == b"".join(lines)
-    assert "left out here; all of it is 0001.stdout in the attempt's command_logs]" in output.file.read_text()
-    assert output.file.stat().st_size < 10_000
 
 
 def test_a_step_that_takes_too_long_goes_with_all_that_it_started(
@@ -157,15 +108,3 @@ def test_whoever_installs_after_a_killed_one_finds_nobody_writing(tmp_path: Path
     place = ToolStore(tool_store).ensure("toy", "1", make)
     assert found == [False]
     assert {path.name for path in place.iterdir()} == {"own", ".complete"}
-
-
-def test_a_bundle_is_made_at_the_folders_own_path_whoever_comes_by_a_link(tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    links = [tmp_path / name for name in ("one", "two")]
-    for link in links:
-        link.symlink_to(kept)
-    made: list[Path] = []
-    places = [ToolStore(link).ensure("tool", "abc", lambda place: made.append(place)) for link in links]
-    assert places == [kept / "tool-abc"] * 2
-    assert made == [kept / "tool-abc"], "programs of a virtual environment name its path: a link may be gone tomorrow"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.host import cgroups
-from app.host.cgroup_counts import GroupUsage, MemoryWatch, PidsWatch, throttled_s, usage
+from app.host.cgroup_counts import GroupUsage, MemoryWatch, PidsWatch, usage
 from app.host.cgroups import Cgroup
 from app.models.spec import Resources
 
@@ -54,22 +54,6 @@ def test_version_1_limits_memory_with_swap_cpu_processes_and_devices(
     assert version_1["cpu/megaflow-x/cpu.cfs_period_us"] == "100000"
 
 
-def test_a_group_around_others_leaves_the_devices_to_those_above(version_1: dict[str, str]) -> None:
-    """The kernel refuses a container below it that may use one more."""
-    Cgroup("x").make(LIMITS, devices=None)
-    assert version_1["memory/megaflow-x/memory.limit_in_bytes"] == str(64 << 20)
-    assert not [name for name in version_1 if name.startswith("devices/")]
-
-
-@pytest.mark.parametrize("cpus", [0.29, 0.57, 1.1])
-def test_a_quota_is_no_less_than_what_an_engine_makes_of_the_same(
-    version_1: dict[str, str], monkeypatch: pytest.MonkeyPatch, cpus: float
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    Cgroup("x").make(Resources(cpus=cpus, memory_bytes=64 << 20, pids=77))
-    assert int(version_1["cpu/megaflow-x/cpu.cfs_quota_us"]) >= int(cpus * 1e9) * 100_000 // 10**9
-
-
 def test_what_nobody_is_in_is_removed_and_what_somebody_is_in_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,19 +85,6 @@ def test_version_2_has_its_controllers_enabled_and_one_folder(tmp_path: Path, ke
     with group.joined() as prefix:
         assert prefix[:2] == ["/bin/sh", "-c"]
         assert str(tmp_path / "megaflow-x" / "cgroup.procs") in prefix[2]
-
-
-def test_who_may_have_all_processors_is_told_how_many(version_1: dict[str, str]) -> None:
-    Cgroup("x").make(Resources(cpus=256, memory_bytes=64 << 20, pids=77))
-    assert version_1["cpu/megaflow-x/cpu.cfs_quota_us"] == str((os.cpu_count() or 1) * 100_000)
-
-
-def test_a_process_of_another_group_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
-    for controller in ("memory", "cpu", "pids", "devices"):
-        (tmp_path / controller / "megaflow-x").mkdir(parents=True)
-        (tmp_path / controller / "megaflow-x" / "cgroup.procs").write_text(f"1\n{os.getpid()}\n{os.getppid()}\n")
-    assert Cgroup("x").processes() == []
 
 
 @pytest.mark.parametrize("unified", [True, False])
@@ -171,24 +142,6 @@ def test_a_kill_is_reported_once(counter: Counter) -> None:
     assert reported == [False, True, False, True, False]
 
 
-def test_the_file_stays_open_between_readings(counter: Counter) -> None:
-    """Opening it for each command cost a third of the commands that eight environments make in sessions."""
-    watch = MemoryWatch(counter.file, _none)
-    assert watch.count() == 0
-    counter.file.unlink()
-    assert watch.count() == 0
-    watch.close()
-    assert watch.count() is None
-
-
-def test_a_file_that_comes_later_is_found(counter: Counter) -> None:
-    counter.file.unlink()
-    watch = MemoryWatch(counter.file, _none)
-    assert not watch.killed(suspected=True)
-    counter.set(1)
-    assert watch.killed(suspected=False)
-
-
 def test_without_a_file_the_environment_is_asked_when_there_is_reason() -> None:
     asked = []
 
@@ -201,16 +154,6 @@ def test_without_a_file_the_environment_is_asked_when_there_is_reason() -> None:
     assert not asked
     assert watch.killed(suspected=True)
     assert not watch.killed(suspected=True)
-
-
-def test_the_count_is_of_all_kills_whether_reported_or_not(counter: Counter) -> None:
-    watch = MemoryWatch(counter.file, _none)
-    assert watch.count() == 0
-    counter.set(3)
-    assert watch.count() == 3
-    assert watch.killed(suspected=False), "to count is not to tell"
-    assert watch.count() == 3
-    assert MemoryWatch(None, lambda: 7).count() == 7
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["limited-itself", "limited-above"])
@@ -260,15 +203,6 @@ def test_a_limit_of_ours_around_a_group_is_its_tasks_and_one_of_others_is_the_ho
     assert watch.host_kills() == int(not counts)
 
 
-@pytest.mark.parametrize("line", ["throttled_time 2500000000", "throttled_usec 2500000"])
-def test_the_time_in_which_a_group_was_held_up_is_read_in_seconds(tmp_path: Path, line: str) -> None:
-    (tmp_path / "cpu.stat").write_text(f"nr_periods 9\nnr_throttled 4\n{line}\n")
-    assert throttled_s([tmp_path / "nowhere", tmp_path]) == pytest.approx(2.5)
-    (tmp_path / "cpu.stat").write_text("usage_usec 7\n")
-    assert throttled_s([tmp_path]) is None
-    assert throttled_s([]) is None
-
-
 def _group(folder: Path, content: str) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "pids.events").write_text(content)
@@ -282,13 +216,6 @@ def test_what_all_its_groups_have_refused_is_added_up_and_followed(tmp_path: Pat
     _group(own, "max 3\n")
     _group(own / "nested", "max 4\n")
     assert watch.refused() == 7
-
-
-@pytest.mark.parametrize("content", ["", "max\n", "max many\n", "low 3\n"])
-def test_where_nobody_counts_there_is_no_number(tmp_path: Path, content: str) -> None:
-    assert PidsWatch([_group(tmp_path, content)]).refused() is None
-    assert PidsWatch([tmp_path / "nowhere"]).refused() is None
-    assert PidsWatch().refused() is None
 
 
 def test_usage_is_read_from_either_version_and_none_where_there_is_none(

@@ -24,8 +24,6 @@ from app.errors import DatasetInvalid, SpecInvalid
 from app.models.spec import Bundle, Network, Resources
 from tests.unit.dataset_adapters import load
 
-TASK = Path(__file__).parents[2] / "app" / "datasets" / "demo" / "several" / "restock-the-shop"
-
 
 def written(folder: Path, text: str, **files: str) -> Path:
     named = {name.replace("__", "/"): content for name, content in files.items()}

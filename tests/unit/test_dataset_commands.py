@@ -18,7 +18,7 @@ from app.cli.submission_options import joined
 from app.cli.tables import SafeConsole
 from app.datasets.catalogue import CATALOGUE
 from app.datasets.selection import Selection
-from app.errors import DatasetUnknown, OptionInvalid, SpecInvalid
+from app.errors import OptionInvalid, SpecInvalid
 from app.evaluation import Submission, prepare
 from app.settings import Settings
 from tests.unit.dataset_adapters import write
@@ -148,35 +148,6 @@ def test_lint_takes_the_patches_that_git_takes(tmp_path: Path, patch: str) -> No
         ["git", "apply", "--numstat", "-"], input=patch, text=True, capture_output=True, check=False
     )
     assert applied.returncode == 0, applied.stderr
-
-
-def test_lint_is_in_the_order_of_rows_and_short_on_a_terminal(tmp_path: Path) -> None:
-    file = rows(tmp_path, *[{"base_commit": 7} if n else {"problem_statement": ["x"] * 500} for n in range(11)])
-    done = run("lint", f"own={file}", code=65)
-    said = done.stdout.splitlines()
-    assert [re.findall(r"row (\d+) ", line)[0] for line in said] == [str(n) for n in range(1, 12)]
-    assert all(len(line) <= 300 for line in said)
-    assert " ".join(done.stderr.split()).endswith("0 tasks, 11 faults")
-    good = run("lint", f"own={rows(tmp_path, {}, name='one.jsonl')}")
-    assert " ".join(good.stderr.split()).endswith("1 task, 0 faults")
-
-
-def test_a_key_twice_in_one_row_is_a_fault(tmp_path: Path) -> None:
-    file = rows(tmp_path, {})
-    file.write_text(file.read_text().replace('"repo"', '"repo": "x/y", "repo"'))
-    assert "expected JSON; found the key 'repo' twice in one object" in run("lint", f"own={file}", code=65).output
-
-
-def test_lint_of_a_file_without_rows_is_one_fault(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").touch()
-    found = json.loads(run("lint", f"own={tmp_path / 'empty.jsonl'}", "--json", code=65).stdout)
-    assert len(found["faults"]) == 1
-    assert "expected at least one row" in found["faults"][0]["message"]
-
-
-def test_lint_of_what_is_no_dataset_is_a_wrong_word(tmp_path: Path) -> None:
-    with pytest.raises(DatasetUnknown, match="found nothing at"):
-        run("lint", tmp_path / "nowhere")
 
 
 # --- Submissions ----------------------------------------------------------------------------------------------------

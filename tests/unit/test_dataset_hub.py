@@ -1,26 +1,26 @@
 """Datasets by name: what is asked of a hub, what is kept, and what is said when it has not got it.
 
-The hub is a loopback server that answers as the real one's API does. Each fetch runs in a process of its own, because
+The hub is a loopback server that answers as the real one's API does. Each fetch runs in a fork, because
 huggingface_hub reads its variables when it is imported.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.datasets.catalogue import CATALOGUE
+from app.datasets.hub import files_of
+from tests.forked import megaflow
 from tests.unit.dataset_adapters import parquet
 from tests.unit.hub_server import HubServer, hub_server
 from tests.unit.row_reading import CLASSIC
 
-ROOT = Path(__file__).parents[2]
 LITE = "SWE-bench/SWE-bench_Lite"
 SHARD = "data/test-00000-of-00001.parquet"
 
@@ -47,21 +47,9 @@ class Command:
         self._home, self._hub = home, hub
 
     def __call__(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return self.python("-m", "megaflow", "dataset", *arguments, **variables)
-
-    def python(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "MEGAFLOW_"))}
         home = {"HF_HOME": str(self._home / "hf"), "MEGAFLOW_HOME": str(self._home / "megaflow")}
         settings = {"HF_ENDPOINT": self._hub.url, "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=ROOT,
-            env={**own, **home, **settings, **variables},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        return megaflow("dataset", *arguments, **(home | settings | variables))
 
     def json(self, *arguments: str, **variables: str) -> dict[str, Any]:
         done = self(*arguments, "--json", **variables)
@@ -105,19 +93,12 @@ def test_a_revision_is_resolved_to_its_commit(command: Command, hub: HubServer, 
     assert newest["languages"] == {"python": 5}
 
 
-FETCH = """
-from app.datasets.catalogue import CATALOGUE
-from app.datasets.hub import fetch
-folder, files = fetch(CATALOGUE["multi-swe-bench"], None)
-print(*(path.relative_to(folder) for path in files))
-"""
-
-
-def test_files_of_several_languages_are_one_dataset(command: Command, hub: HubServer) -> None:
-    names = ["go/o__a_dataset.jsonl", "rust/o__b_dataset.jsonl", "python/o__c_dataset.jsonl", "go/old/o__d.jsonl"]
-    hub.publish("ByteDance-Seed/Multi-SWE-bench", dict.fromkeys(names, b"{}\n"))
-    done = command.python("-c", FETCH)
-    assert done.stdout.split() == names[:2], done.stderr
+def test_files_of_several_languages_are_one_dataset(tmp_path: Path) -> None:
+    for name in ("go/o__a_dataset.jsonl", "rust/o__b_dataset.jsonl", "python/o__c_dataset.jsonl", "go/old/o__d.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = [str(path.relative_to(tmp_path)) for path in files_of(tmp_path, CATALOGUE["multi-swe-bench"])]
+    assert found == ["go/o__a_dataset.jsonl", "rust/o__b_dataset.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +140,6 @@ def test_a_hub_that_is_not_there_leaves_what_is_in_the_cache(command: Command, h
     assert (done.returncode, "Got:" in done.stderr, "Traceback" in done.stderr) == (69, False, False), done.stderr
 
 
-@pytest.mark.extra
 def test_a_shard_that_is_missing_in_the_cache_is_not_passed_over(
     command: Command, hub: HubServer, content: bytes, tmp_path: Path
 ) -> None:

@@ -83,15 +83,6 @@ def test_terminal_benchs_registry_gives_the_subset_of_a_version(tmp_path: Path, 
         open_dataset(f"other={file}", reading(tmp_path))
 
 
-def test_folders_beside_a_registry_need_no_git(tmp_path: Path) -> None:
-    terminal_bench(tmp_path / "tasks" / "one")
-    for no_task in (".git", "docs"):
-        (tmp_path / "tasks" / no_task).mkdir()
-    file = registry(tmp_path, {"name": "mine", "version": "1", "dataset_path": "tasks"})
-    (task,) = open_dataset(str(file), Reading(pack=lambda folder: pack(folder)[0])).tasks()
-    assert (task.name, task.dataset) == ("one", "mine")
-
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

@@ -5,17 +5,13 @@ from __future__ import annotations
 import builtins
 import json
 import os
-import time
-import tracemalloc
 from collections.abc import Callable
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.datasets import row_files
 from app.datasets.catalogue import CATALOGUE
 from app.datasets.entries import OpenedDataset
 from app.datasets.source import FORMATS, arguments_of, open_dataset, parsed
@@ -226,13 +222,6 @@ def test_parquet_without_its_reader_names_the_extra(tmp_path: Path, monkeypatch:
         opened(f"plain={file}").entries()
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet at all", b"PAR1" + bytes(64) + b"PAR1"])
-def test_what_only_its_name_makes_parquet_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "rows.parquet").write_bytes(content)
-    with pytest.raises(DatasetInvalid, match="expected a parquet file"):
-        opened(f"plain={tmp_path / 'rows.parquet'}").entries()
-
-
 # --- Bad rows -------------------------------------------------------------------------------------------------------
 
 
@@ -304,17 +293,6 @@ def test_of_many_bad_rows_the_first_ten_are_named_and_all_are_counted(tmp_path: 
     assert [task.name for task in opened(file).tasks({"a__b-1"})] == ["a__b-1"], "the other was not chosen"
 
 
-def test_a_parquet_file_without_a_column_is_one_fault(tmp_path: Path) -> None:
-    file = parquet(tmp_path / "rows.parquet", [row(number, statement=None) for number in range(5)])
-    with pytest.raises(DatasetInvalid, match=f"{file}: field statement: expected the columns of plain"):
-        opened(file).entries()
-
-
-def test_the_rules_are_told_by_the_first_row_that_can_be_read(tmp_path: Path) -> None:
-    file = write(tmp_path / "rows.jsonl", ["{", row(1), "["])
-    assert [fault.where for fault in filter(None, opened(file).checked())] == [f"{file}, row 1", f"{file}, row 3"]
-
-
 # --- Content and cost -----------------------------------------------------------------------------------------------
 
 
@@ -323,33 +301,3 @@ def test_the_content_hash_is_of_the_bytes_and_not_of_the_name(tmp_path: Path) ->
     same = opened(write(tmp_path / "same.jsonl", [row()])).origin()
     other = opened(write(tmp_path / "other.jsonl", [row(statement="Do it!")])).origin()
     assert one.content_hash == same.content_hash != other.content_hash
-
-
-def test_fifty_thousand_rows_take_little_time_and_no_more_memory_than_their_entries(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    filler = json.dumps("diff --git a/x b/x\n+def test(): ...\n" * 60)
-    with file.open("w") as opened_file:
-        for number in range(50_000):
-            opened_file.write(f'{{"instance_id": "a__b-{number}", "statement": {filler}, "plain_column": 1}}\n')
-    size = file.stat().st_size
-    began = time.process_time()
-    dataset = opened(file)
-    assert len(dataset.entries()) == 50_000
-    assert dataset.origin().tasks == 50_000
-    assert time.process_time() - began < 5
-    tracemalloc.start()
-    count = sum(1 for _ in islice(row_files.rows(file), 5_000))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert count == 5_000
-    assert peak < 2 << 20 < size // 10
-
-
-def test_parquet_is_read_without_the_columns_that_no_entry_needs(tmp_path: Path) -> None:
-    at = datetime(2024, 5, 1, 10, tzinfo=UTC)
-    (entry,) = opened(parquet(tmp_path / "dated.parquet", [row(created_at=at)])).entries()
-    assert entry.created_at == at
-    file = parquet(tmp_path / "rows.parquet", [row(number) for number in range(200)])
-    assert all(set(raw.values) == {"instance_id"} for raw in row_files.rows(file, columns=("instance_id", "lang")))
-    chosen = [raw.values["instance_id"] for raw in row_files.rows(file, chosen={1, 70, 200})]
-    assert chosen == ["a__b-0", "a__b-69", "a__b-199"]

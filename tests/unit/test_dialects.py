@@ -95,19 +95,6 @@ def test_an_end_without_done_is_an_end_and_an_error_is_none() -> None:
         CHAT.reply(body(error={"message": "no"}), streamed=False)
 
 
-def test_the_first_of_several_answers_counts() -> None:
-    chunks = [{"choices": [{"index": at, "delta": {"content": str(at)}, "finish_reason": "stop"}]} for at in (1, 0, 1)]
-    assert CHAT.reply(stream(*chunks), streamed=True).message["content"] == "0"
-
-
-def test_numbers_that_json_does_not_have() -> None:
-    choice = b'{"message": {"role": "assistant", "content": "\\ud83d"}, "finish_reason": "stop", '
-    choice += b'"logprobs": {"content": [{"token": "x", "logprob": -Infinity}]}}'
-    found = CHAT.reply(b'{"choices": [' + choice + b'], "usage": {"prompt_tokens": 5}}', streamed=False)
-    assert (found.message["content"], found.logprobs) == ("?", None)
-    assert found.usage == TokenUse(5)
-
-
 def test_parts_and_bounds_of_a_request() -> None:
     asked = CHAT.request(
         {
@@ -213,12 +200,6 @@ def test_results_of_tools_are_messages_of_their_own() -> None:
         {"role": "tool", "tool_call_id": "2", "content": "two", "is_error": True},
         {"role": "user", "content": "<system-reminder/>"},
     )
-
-
-def test_tokens_of_the_cache_belong_to_the_prompt() -> None:
-    told = {"input_tokens": 10, "cache_read_input_tokens": 200, "cache_creation_input_tokens": 30, "output_tokens": 4}
-    content = body(type="message", content=[{"type": "text", "text": "x"}], stop_reason="end_turn", usage=told)
-    assert MESSAGES.usage(content, streamed=False) == TokenUse(240, 4, 200, stored=30)
 
 
 def test_the_tokens_of_a_stream_are_told_at_both_ends() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentOverLimit, HostDiskFull
+from app.errors import EnvironmentFailed, EnvironmentOverLimit, HostDiskFull
 from app.host.disk import DiskUsage
 from app.host.disk_watch import DiskWatch, files_within
 
@@ -31,30 +31,6 @@ class Writer:
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskWatch:
     monkeypatch.setattr("app.host.disk_watch._CHECK_S", 60.0)  # the test checks
     return DiskWatch(tmp_path, tmp_path / "turn", dict)
-
-
-@pytest.mark.parametrize("error", [EngineUnavailable("away"), OSError("gone")])
-def test_one_that_cannot_be_measured_keeps_nobody_from_looking_at_the_others(
-    watch: DiskWatch, error: Exception
-) -> None:
-    def fails() -> DiskUsage:
-        raise error
-
-    broken, greedy = Writer("broken", fails), Writer("greedy", lambda: DiskUsage(101))
-    watch.watch(broken, 100)
-    watch.watch(greedy, 100)
-    watch.check()
-    assert (broken.ended, greedy.ended) == (None, EnvironmentOverLimit)
-
-
-def test_what_was_forgotten_is_not_ended(watch: DiskWatch) -> None:
-    whole, part = Writer("whole", lambda: DiskUsage(10)), Writer("part", lambda: DiskUsage(101))
-    watch.watch(whole, 100)
-    watch.watch(part, 100)
-    watch.forget(part)
-    watch.forget(part)
-    watch.check()
-    assert (whole.ended, part.ended) == (None, None)
 
 
 def test_the_largest_on_a_full_disk_is_not_ended_as_one_that_took_more_than_it_may(

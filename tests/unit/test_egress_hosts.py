@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from app.environments.networks.addresses import admissible, is_public
 from app.errors import SpecInvalid
-from app.models.hosts import AllowedHosts, HostInvalid, address_of, canonical, joined, split
+from app.models.hosts import AllowedHosts, HostInvalid, address_of, canonical
 
 _letters = st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=12)
 _labels = st.builds(lambda word: f"n{word}", _letters)  # none is a number
 _names = st.lists(_labels, min_size=1, max_size=5).map(".".join)
-_addresses = st.ip_addresses().map(str)
 _ports = st.integers(min_value=1, max_value=65535)
 
 
@@ -29,20 +28,6 @@ def test_spellings_of_one_name_are_one(name: str, upper: list[bool], dot: bool) 
     spelt = _shouted(name, upper) + ("." if dot else "")
     assert canonical(spelt) == name
     assert AllowedHosts([spelt]).allows(name, 443)
-
-
-@given(_names, _ports)
-def test_what_is_split_is_joined_again(name: str, port: int) -> None:
-    assert split(f"{name}:{port}") == (name, port)
-    assert split(joined(name, port)) == (name, port)
-
-
-@given(st.ip_addresses(), _ports)
-def test_addresses_are_split_and_joined_too(address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> None:
-    host, found = split(joined(str(address), port))
-    assert found == port
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    assert address_of(host) == (mapped or address)
 
 
 @given(_names, _names)

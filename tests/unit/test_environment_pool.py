@@ -6,8 +6,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from typing import Any
 
 import pytest
 
@@ -117,22 +115,6 @@ def test_one_with_another_version_of_a_tool_is_not_used_again(
     assert acquire(spec) == (new, Origin.RECYCLED)
 
 
-def test_one_whose_tool_was_replaced_while_it_was_made_fits_whoever_wants_the_new_one(
-    pool: EnvironmentPool, provider: FakeProvider, acquire: Acquire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = PLAIN.model_copy(update={"tools": ("agent",)})
-    create = provider.create
-
-    def replaced_meanwhile(*given: Any, **named: Any) -> FakeEnvironment:
-        provider.tools["agent"] = "2"
-        return create(*given, **named)
-
-    monkeypatch.setattr(provider, "create", replaced_meanwhile)
-    used, _ = acquire(spec)
-    pool.release(used, reuse=True)
-    assert acquire(spec) == (used, Origin.RECYCLED)
-
-
 def test_another_run_and_another_key_and_a_worker_that_may_not_reuse_have_their_own(acquire: Acquire) -> None:
     mine, _ = acquire(SHARED)
     others = [
@@ -176,30 +158,6 @@ def test_the_end_of_one_borrower_is_not_the_others(
     assert world.alive == {}
 
 
-def test_who_asks_while_it_is_made_waits_for_it(provider: FakeProvider, acquire: Acquire) -> None:
-    provider.takes_s = 0.2
-    found: list[Environment] = []
-    askers = [threading.Thread(target=lambda: found.append(acquire(SHARED)[0])) for _ in range(6)]
-    for asker in askers:
-        asker.start()
-    for asker in askers:
-        asker.join()
-    assert len({one.id for one in found}) == 1
-    assert len(provider.created) == 1
-    told = [one.describe() for one in found]
-    assert sorted(one["path"] for one in told) == ["cold", *["shared"] * 5]
-    paid = [one["phases"] for one in told if one["path"] == "shared"]
-    assert [phases.keys() == {"hand_out"} and phases["hand_out"] > 0 for phases in paid] == [True] * 5
-
-
-def test_a_making_that_fails_is_everybodys_own_to_try_again(provider: FakeProvider, acquire: Acquire) -> None:
-    provider.broken["a"] = EnvironmentFailed("not now")
-    with pytest.raises(EnvironmentFailed, match="not now"):
-        acquire(SHARED)
-    del provider.broken["a"]
-    assert acquire(SHARED)[0].run("true", timeout_s=5).ok
-
-
 def test_a_shared_one_that_has_died_is_lent_to_nobody_else_and_ended_by_the_last(
     pool: EnvironmentPool, world: World, acquire: Acquire
 ) -> None:
@@ -213,48 +171,6 @@ def test_a_shared_one_that_has_died_is_lent_to_nobody_else_and_ended_by_the_last
     assert acquire(SHARED)[0].id == two.id
 
 
-def test_a_shared_one_lives_as_long_as_its_longest_borrower(world: World, acquire: Acquire) -> None:
-    short, long = an_attempts(RUN, deadline_unix_s=1000), an_attempts(RUN, deadline_unix_s=3000)
-    one, _ = acquire(SHARED, tags=short)
-    assert world.alive[one.id] is short
-    acquire(SHARED, tags=long)
-    assert world.alive[one.id] is long
-    acquire(SHARED, tags=an_attempts(RUN, deadline_unix_s=2000))
-    assert world.alive[one.id] is long
-
-
-def test_of_two_who_join_at_once_the_longer_one_stays(
-    world: World, provider: FakeProvider, acquire: Acquire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short, long = an_attempts(RUN, deadline_unix_s=2000), an_attempts(RUN, deadline_unix_s=3000)
-    one, _ = acquire(SHARED, tags=an_attempts(RUN, deadline_unix_s=1000))
-    adopting, environment = threading.Event(), provider.made[one.id]
-
-    def adopt(tags: Tags) -> None:
-        if tags is short:
-            adopting.set()
-            time.sleep(0.2)
-        world.alive[one.id] = tags
-
-    monkeypatch.setattr(environment, "adopt", adopt)
-    first = threading.Thread(target=lambda: acquire(SHARED, tags=short))
-    first.start()
-    assert adopting.wait(5)
-    acquire(SHARED, tags=long)
-    first.join()
-    assert world.alive[one.id] is long
-
-
-def test_what_was_made_from_another_image_than_its_asker_knew_fits_that_image(
-    pool: EnvironmentPool, provider: FakeProvider, acquire: Acquire
-) -> None:
-    provider.moved["a"] = "another"
-    used, _ = acquire()
-    pool.release(used, reuse=True)
-    assert acquire()[0] is not used
-    assert pool.acquire(provider, PLAIN, an_attempts(), "another", timeout_s=5, allow_reuse=True)[0] is used
-
-
 def test_a_pool_that_closes_ends_what_is_lent_and_shared_and_idle(
     pool: EnvironmentPool, world: World, acquire: Acquire
 ) -> None:
@@ -265,11 +181,3 @@ def test_a_pool_that_closes_ends_what_is_lent_and_shared_and_idle(
     assert len(world.alive) == 3
     pool.close()
     assert world.alive == {}
-
-
-def test_one_that_is_too_old_is_not_handed_out_again(provider: FakeProvider) -> None:
-    with closing(EnvironmentPool(max_idle=2, max_age_s=0.0)) as pool:
-        for _ in range(2):
-            found, origin = pool.acquire(provider, PLAIN, an_attempts(RUN), "id-of-a", timeout_s=5, allow_reuse=True)
-            assert origin is Origin.FRESH
-            pool.release(found, reuse=True)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.ledger.explain_run import spread
 from app.ledger.timeline import NAMES, PHASES, AttemptTimes, LimitIntervals, WaitingWindow, spans, windows
 from app.models.outcome import Phase
 
@@ -35,15 +34,6 @@ def test_an_attempt_that_ended_well_has_a_span_for_every_phase() -> None:
     assert ("queue", *PHASES.values()) == NAMES
 
 
-def test_what_is_underway_has_no_end_yet() -> None:
-    reached = {Phase.CLAIMED: 2.0, Phase.IMAGE_READY: 3.0}
-    assert told(reached, now=10) == [("start", 2.0, True), ("image", 1.0, True), ("environment", 7.0, False)]
-
-
-def test_an_attempt_that_nobody_has_claimed_is_starting() -> None:
-    assert told({}, now=4) == [("start", 4.0, False)]
-
-
 def test_the_phase_in_which_an_attempt_failed_ends_with_it_and_is_not_taken_for_the_teardown() -> None:
     reached = {Phase.CLAIMED: 1.0, Phase.IMAGE_READY: 2.0, Phase.TORN_DOWN: 30.0}
     assert told(reached, finished=20) == [
@@ -54,15 +44,6 @@ def test_the_phase_in_which_an_attempt_failed_ends_with_it_and_is_not_taken_for_
     ]
     del reached[Phase.TORN_DOWN]
     assert told(reached, finished=20)[-1] == ("environment", 18.0, True)
-
-
-def test_a_phase_that_is_not_on_the_way_is_passed_over() -> None:
-    reached = {Phase.CLAIMED: 1.0, Phase.ENVIRONMENT_READY: 4.0}
-    assert told(reached, now=5) == [("start", 1.0, True), ("environment", 3.0, True), ("set-up", 1.0, False)]
-
-
-def test_spans_of_clocks_that_disagree_are_never_negative() -> None:
-    assert told({Phase.CLAIMED: -1.0}, now=-5) == [("start", 0.0, True), ("image", 0.0, False)]
 
 
 def test_a_task_waits_before_its_first_attempt_between_two_and_now() -> None:
@@ -78,16 +59,6 @@ def test_a_task_waits_before_its_first_attempt_between_two_and_now() -> None:
     assert WaitingWindow(T0, None, 1).seconds(at(3)) == 3.0
 
 
-def test_a_task_that_ended_in_line_waited_until_then() -> None:
-    assert windows(T0, at(7), []) == [WaitingWindow(T0, at(7), 1)]
-
-
-def test_between_a_failure_and_its_reopening_nobody_waited() -> None:
-    tries = [AttemptTimes(at(5), at(10)), AttemptTimes(at(1012), at(1020))]
-    assert windows(T0, None, tries, [at(1010)])[1] == WaitingWindow(at(1010), at(1012), 2)
-    assert windows(T0, None, tries, [at(1010), at(2000)])[2] == WaitingWindow(at(2000), None, 3)
-
-
 MOMENT = st.integers(0, 60)
 
 
@@ -100,13 +71,3 @@ def test_binding_seconds_are_what_counting_second_by_second_gives(
     assert LimitIntervals([(at(a), at(b)) for a, b in intervals if a < b]).within(at(begin), at(end)) == pytest.approx(
         expected
     )
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40))
-def test_a_spread_is_made_of_values_that_occurred(values: list[float]) -> None:
-    found = spread("agent", values)
-    assert {found.p50_s, found.p90_s, found.max_s} <= set(values)
-    assert found.p50_s <= found.p90_s <= found.max_s == max(values)
-    assert sum(value <= found.p50_s for value in values) >= len(values) / 2
-    assert sum(value <= found.p90_s for value in values) >= 0.9 * len(values)
-    assert (found.count, found.total_s) == (len(values), pytest.approx(sum(values)))

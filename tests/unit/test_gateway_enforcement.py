@@ -19,8 +19,6 @@ from app.model_service.serving import CallRefusal
 from app.models.model_calls import Account, CallEnd, Dialect, ModelLimits, ModelSession
 from tests.building import a_session
 
-TOOLS = {"tools": [{"name": "bash"}]}
-
 
 @dataclass
 class Accounts:
@@ -88,18 +86,6 @@ async def refused(coming: Any) -> CallEnd:
     return caught.value.end
 
 
-@pytest.mark.parametrize("of", ["turns", "money"])
-async def test_a_call_that_is_answered_while_another_asks_is_counted(of: str) -> None:
-    attempt = Attempt(**({"max_turns": 1} if of == "turns" else {"budget_usd": 1.0}))
-    first = await attempt.allow(**TOOLS)
-    attempt.accounts.gate = asyncio.Event()
-    second = asyncio.create_task(attempt.allow(**TOOLS))
-    await until(lambda: attempt.accounts.asked == 2)
-    attempt.answered(first, cost_usd=1.0)
-    attempt.accounts.gate.set()
-    assert await refused(second) is (CallEnd.STEP_LIMIT if of == "turns" else CallEnd.BUDGET_EXHAUSTED)
-
-
 async def test_money_is_held_back_for_calls_under_way_whatever_they_are() -> None:
     attempt = Attempt(budget_usd=1.0)
     attempt.accounts.account_ = Account(turns=1, offered_tools=True, cost_usd=0.5, last_cost_usd=0.2)
@@ -124,12 +110,3 @@ async def test_who_waits_for_money_is_let_in_when_it_was_not_spent() -> None:
     assert not second.done()
     attempt.left(first)  # it failed, and cost nothing
     assert (await second).waited_s[enforcement.OWN_CALLS] > 0
-
-
-async def test_a_title_under_way_does_not_hold_the_first_turn_back() -> None:
-    attempt = Attempt(max_turns=1)
-    title = await attempt.allow()
-    attempt.answered(await attempt.allow(**TOOLS))
-    attempt.answered(title)
-    assert attempt.accounts.account_.turns == 1
-    assert attempt.calls.turns == attempt.calls.tool_turns == attempt.calls.under_way == 0

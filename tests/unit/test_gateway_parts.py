@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +13,6 @@ from app.agents.external import known_agents
 from app.errors import LimitInvalid, SpecInvalid
 from app.ledger.model_replicas import plain_url
 from app.model_service.gateway import engine_faults
-from app.model_service.gateway import routes as routes_module
 from app.model_service.gateway.callers import token_of
 from app.model_service.gateway.congestion import CongestionWindow
 from app.model_service.gateway.engines import kv_use_of, waiting_of
@@ -29,29 +26,6 @@ from app.models.spec import ModelChoice
 from app.settings import Settings
 from app.submission import specs_for
 from tests.building import a_session
-
-
-async def test_a_window_doubles_while_nothing_is_lost_and_then_grows_by_one() -> None:
-    window = CongestionWindow(start=4)
-    for _ in range(4):
-        assert window.try_enter(Place())
-    assert not window.try_enter(Place())
-    for _ in range(4):
-        window.accepted()
-        window.leave()
-    assert window.size > 4, "it was full, and all of it went well"
-    grown = window.size
-    window.accepted()
-    assert window.size == grown, "it is not full: nothing is known of more"
-    window.busy(time.monotonic(), 0.01)
-    halved = window.size
-    assert halved <= grown / 2
-    await asyncio.sleep(0.02)
-    while window.try_enter(Place()):
-        pass
-    window.accepted()
-    assert halved < window.size < halved + 1.001, "slowly from now on"
-    window.close()
 
 
 async def test_a_long_line_at_the_engine_makes_the_window_smaller_and_a_short_one_does_not() -> None:
@@ -233,34 +207,6 @@ def test_a_submission_with_a_secret_is_refused(wrong: ModelChoice) -> None:
     assert "s3cret" not in str(refused.value)
     good = ModelChoice(name="m", base_url=THEIRS, api_key_env="OTHER_API_KEY")
     assert specs_for([], agent="nop", mode="auto", model=good, agents=known_agents(Settings())) == []
-
-
-async def test_engines_of_no_route_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes_module, "_UNROUTED_MOST", 8)
-
-    routes = routes_of()
-    held = routes.choose(session("http://held.test/v1"), "m", {})
-    assert held is not None
-    assert held.engine.window.try_enter(Place())
-    for number in range(100):
-        routes.choose(session(f"http://engine-{number}.test/v1"), "m", {})
-    assert len(list(routes.engines)) <= 9
-    assert held.engine in list(routes.engines), "a call is there"
-    lone = routes.engine("http://lone.test/v1")
-    routes.apply([])
-    assert lone not in list(routes.engines)
-    await routes.close()
-
-
-def test_a_key_file_that_is_no_text_is_no_key(tmp_path: Path) -> None:
-    (tmp_path / "key").write_bytes(b"\xff\xfe\x00")
-    keys = Keys({"ONE": f"file:{tmp_path / 'key'}", "TWO": "file:/no\0where"})
-    assert keys.value("ONE") is keys.value("TWO") is None
-
-
-@pytest.mark.parametrize("value", [b"1.2.3", b"1e999", b"+", b"e"])
-def test_odd_metrics_say_nothing(value: bytes) -> None:
-    assert waiting_of(b"vllm:num_requests_waiting " + value + b"\n") is None
 
 
 def test_a_server_whose_address_is_taken_says_so() -> None:

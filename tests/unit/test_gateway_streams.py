@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 
 from app.model_service.dialects import codec_for
-from app.model_service.gateway import engine_faults, relay
+from app.model_service.gateway import relay
 from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.plans import CallPlan, EngineAnswer
-from app.model_service.gateway.relay import RelayedStream, begins_with_error, without_usage
+from app.model_service.gateway.relay import RelayedStream, begins_with_error
 from app.model_service.gateway.translation import Interrupted, chunks_of, translation_for
-from app.model_service.serving import CallRefusal, read_request
+from app.model_service.serving import CallRefusal
 from app.models.model_calls import CallEnd, Dialect, TokenUse
 
 KEY = "sk-very-secret-0123456789"
@@ -113,32 +113,6 @@ async def test_of_a_very_long_stream_the_end_is_kept_too(monkeypatch: pytest.Mon
     words = codec_for(Dialect.CHAT).reply(stream.recorded, streamed=True).message["content"]
     assert words.startswith("word 0word 1")
     assert words.endswith("word 49")
-
-
-@pytest.mark.parametrize("size", [1, 7, 64, 1000])
-@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
-async def test_the_usage_is_left_out_and_nothing_is_held_back(line_end: bytes, size: int) -> None:
-    events = [said("a"), said("b"), b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n', b"data: [DONE]\n\n"]
-
-    whole = [one.replace(b"\n", line_end) for one in events]
-    expected = [whole[at] for at in (0, 1, 3)]
-    assert [piece async for piece in without_usage(_each(whole))] == expected
-    content = b"".join(whole)
-    cut = [content[at : at + size] for at in range(0, len(content), size)]
-    assert b"".join([piece async for piece in without_usage(_each(cut))]) == b"".join(expected)
-
-
-async def test_half_characters_and_nan_are_no_faults() -> None:
-    raw = json.dumps({"model": "m", "messages": [{"content": "cut \ud83d"}], "temperature": float("nan")}).encode()
-    body = read_request(raw)
-    assert body["model"] == "m"
-    json.dumps(body).encode()
-    engine_faults.check_answer(
-        Dialect.CHAT, b'{"choices": [{"logprob": -Infinity, "message": {"content": "\\ud83d"}}]}'
-    )
-
-    chunks = [one async for one in chunks_of(_each([b'data: {"choices":[{"finish_reason":"stop","x":NaN}]}\n\n']))]
-    assert len(chunks) == 1
 
 
 async def _each(pieces: list[bytes]) -> AsyncIterator[bytes]:

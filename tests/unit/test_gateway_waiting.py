@@ -43,27 +43,6 @@ async def test_a_user_who_is_far_ahead_waits_for_the_others() -> None:
     assert await line.admit(5) == ["a0", "a1", "b", "a2", "a3"], "one call beyond the deficit, then the other user"
 
 
-async def test_what_a_call_took_replaces_what_it_was_taken_for() -> None:
-    line = Line()
-    line.add("dear", "alice", tokens=10)
-    line.add("next", "alice")
-    line.add("bob's", "bob", level=3)
-    await line.admit()
-    line.shares.leave(line.places["dear"], DEFICIT + 1)
-
-    assert await line.admit(2) == ["dear", "bob's", "next"]
-
-
-async def test_a_call_that_gave_up_is_passed_over() -> None:
-    line = Line()
-    line.add("gone")
-    line.add("here")
-    line.futures["gone"].cancel()
-
-    assert len(line.line) == 1
-    assert await line.admit(2) == ["here"]
-
-
 async def test_a_call_that_has_waited_for_half_of_its_time_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now)
@@ -76,20 +55,6 @@ async def test_a_call_that_has_waited_for_half_of_its_time_goes_first(monkeypatc
     line.add("another", "bob", timeout_s=10.0)
     now = 105.1
     assert await line.admit() == ["short", "long"]
-
-
-async def test_a_user_who_comes_back_saved_little_up_and_who_was_alone_owes_nothing() -> None:
-    line = Line()
-    line.add("b", "bob")
-    line.add("a", "alice")
-    line.shares.leave(line.places["b"], 1000)
-    line.shares.leave(line.places["a"], 50 * DEFICIT)  # without other users
-    line.add("c", "carol")
-    line.add("a2", "alice")
-    line.add("b2", "bob")
-
-    had = {name: line.places[name].share.tokens for name in ("a2", "b2", "c")}
-    assert had == {"a2": 50 * DEFICIT, "b2": 48 * DEFICIT, "c": 50 * DEFICIT}
 
 
 @pytest.mark.parametrize("seed", range(5))

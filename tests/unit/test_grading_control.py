@@ -144,16 +144,6 @@ def test_a_report_without_its_middle_is_suspect(shell: FolderShell, monkeypatch:
     assert "the middle is left out" in grade.verdict.suspect, grade.verdict
 
 
-def test_it_takes_the_empty_line_behind_its_test(shell: FolderShell) -> None:
-    source = f"{TESTS.replace('== 3', '> 2')}\n\ndef test_other():\n    pass\n"
-    control, now = placed(shell, source, goal_of())
-    assert control is not None
-    before, after = source.split("\n"), now.split("\n")
-    (line,) = [number for number, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
-    assert (line, before[line]) == (5, "")
-    assert after[line].startswith(f"def {control.name}(): test_add(); assert ")
-
-
 def test_in_a_class_it_fails_as_its_test_would(shell: FolderShell) -> None:
     source = "class Sums(TestCase):\r\n    def test_add(self):\r\n        self.assertTrue(1)\r\n\r\n"
     for name in ("test_calc.py::Sums::test_add", "test_add (test_calc.Sums)", "test_add (test_calc.Sums.test_add)"):
@@ -165,14 +155,6 @@ def test_in_a_class_it_fails_as_its_test_would(shell: FolderShell) -> None:
     control, now = placed(shell, source, goal_of(fail_to_pass=("test_calc.py::TestSums::test_add",)))
     assert control is not None
     assert f"\n\tdef {control.name}(self): self.test_add(); assert " in now, "it is indented as its test"
-
-
-def test_it_has_the_name_of_no_other_test(shell: FolderShell) -> None:
-    others = tuple(f"test_more.py::test_add_{suffix}" for suffix in ("again", "also", "basic", "edge", "extra", "full"))
-    for _ in range(20):
-        control, _ = placed(shell, TESTS, goal_of(pass_to_pass=others))
-        assert control is not None
-        assert f"test_more.py::{control.name}" not in others
 
 
 @pytest.mark.parametrize(
@@ -388,9 +370,3 @@ def test_a_program_that_rewrites_the_hidden_tests_is_suspect(shell: FolderShell)
         )
         assert (grade.verdict.reward, grade.verdict.claimed_reward) == (0.0, 1.0)
         assert grade.verdict.suspect == "the run changed a hidden test: /testbed/test_calc.py"
-
-
-def test_a_task_without_a_gold_patch_has_none(shell: FolderShell) -> None:
-    task = AgentTask(name="a", description="b", environment=EnvironmentSpec(image="any"), goal=goal_of())
-    grade = grader_for(task.goal).grade(GradingInput(task, GOLD, None), shell)
-    assert read_report(grade.report).control == ""

@@ -73,7 +73,11 @@ def test_a_real_run_of_pytest_is_read_whatever_its_options(tmp_path: Path, optio
     (tmp_path / "test_b.py").write_text("import no_such_module\n")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--continue-on-collection-errors", *options]
     run = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env={"COLUMNS": "80", "PATH": "/usr/bin"}
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={"COLUMNS": "80", "PATH": "/usr/bin", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
     found = parse_pytest(run.stdout)
     assert {name: found.get(name) for name in EXPECTED} == EXPECTED

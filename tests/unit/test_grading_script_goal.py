@@ -202,11 +202,6 @@ def test_every_services_log_lies_beside_the_tests_whatever_the_agent_put_there(t
     assert [one.name for one in several.path("/app").iterdir()] == ["mine"]
 
 
-def test_a_service_judges_once() -> None:
-    with pytest.raises(ValueError, match="each service to judge once"):
-        ScriptGoal(tests=GOAL.tests, service="shop", also=(ServiceScript(service="shop", command="true"),))
-
-
 def test_a_service_that_is_not_there_means_that_nothing_was_measured(tmp_path: Path, shell: FolderShell) -> None:
     several, goal = Several(tmp_path / "several"), GOAL.model_copy(update={"service": "db"})
     second = BOTH.model_copy(update={"also": (ServiceScript(service="db", command="true"),)})
@@ -221,12 +216,6 @@ def test_a_service_that_is_not_there_means_that_nothing_was_measured(tmp_path: P
 def test_a_script_that_never_ends_means_that_nothing_was_measured(shell: FolderShell) -> None:
     with pytest.raises(GradingFailed, match=r"(?s)to end within 1 s.*begun"):
         grade(shell, "echo begun; sleep 60\n", timeout_s=1.0)
-
-
-def test_a_task_without_its_tests_folder_is_not_measured(shell: FolderShell) -> None:
-    task = AgentTask(name="t", description="d", environment=EnvironmentSpec(image="i"), goal=GOAL)
-    with pytest.raises(GradingFailed, match="expected the task's tests folder"):
-        grader_for(GOAL).grade(GradingInput(task, None, None), shell)
 
 
 class Starved(FolderShell):
@@ -285,11 +274,6 @@ def test_a_reward_txt_that_takes_no_number_beside_a_reward_json_is_suspect(shell
     got = grade(shell, f'{beside} {REWARD}.txt"; echo \'{{"reward": 1}}\' > {REWARD}.json"\n')
     assert (got.verdict.reward, got.verdict.claimed_reward) == (0.0, 1.0)
     assert "reward.txt beside reward.json is no file with a number" in got.verdict.suspect
-
-
-def test_the_same_number_in_both_files_is_not_suspect(shell: FolderShell) -> None:
-    got = grade(shell, f'echo \'{{"reward": 1}}\' > {REWARD}.json"; echo 1.0 > {REWARD}.txt"\n')
-    assert (got.verdict.reward, got.verdict.suspect) == (1.0, "")
 
 
 class Unreadable(FolderShell):

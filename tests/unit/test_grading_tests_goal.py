@@ -133,18 +133,6 @@ def test_a_patch_that_does_not_apply_is_a_verdict_in_gits_words(shell: FolderShe
     assert git(shell.path("/testbed"), "status", "--porcelain") == ""
 
 
-def test_a_failed_merge_leaves_no_conflict_marks(shell: FolderShell) -> None:
-    work = shell.path("/testbed")
-    before = git(work, "rev-parse", "HEAD:calc.py").strip()
-    (work / "calc.py").write_text(FILES["calc.py"].replace("a - b", "a / b"))
-    git(work, "commit", "-q", "-a", "-m", "moved on")
-    index = f"index {before}..{'1' * 40} 100644\n--- a/calc.py".encode()
-    (work / "calc2.py").write_text("untracked, and none of the patch's business\n")
-    assert not apply_patch(shell, GOOD.replace(b"--- a/calc.py", index)).ok
-    assert (work / "calc.py").read_text() == FILES["calc.py"].replace("a - b", "a / b")
-    assert git(work, "status", "--porcelain") == "?? calc2.py\n"
-
-
 def test_what_the_agent_did_to_the_test_files_does_not_count(shell: FolderShell) -> None:
     cheat = b"""diff --git a/test_calc.py b/test_calc.py
 --- a/test_calc.py
@@ -222,17 +210,6 @@ def test_one_commit_of_the_images_maker_above_the_base_is_the_rows_state_and_two
     git(work, "commit", "-q", "--allow-empty", "-am", "and another")
     head = git(work, "rev-parse", "HEAD").strip()
     with pytest.raises(GradingFailed, match=f"found HEAD at {head} and base_commit {base}, which is neither"):
-        grade(shell, GOOD, base_commit=base)
-
-
-def test_the_parent_of_a_merge_is_not_the_state_below_one_commit(shell: FolderShell) -> None:
-    work = shell.path("/testbed")
-    base = git(work, "rev-parse", "HEAD").strip()
-    git(work, "checkout", "-q", "-b", "side")
-    git(work, "commit", "-q", "--allow-empty", "-m", "aside")
-    git(work, "checkout", "-q", "-")
-    git(work, "merge", "-q", "--no-ff", "side", "-m", "both")
-    with pytest.raises(GradingFailed, match="does not belong to this row"):
         grade(shell, GOOD, base_commit=base)
 
 
@@ -320,13 +297,6 @@ def test_the_exit_code_judges_where_the_dataset_says_so(shell: FolderShell) -> N
     early = grade(shell, None, test_command="echo collecting", **told).verdict
     assert (early.reward, set(early.tests.values())) == (0.0, {TestStatus.MISSING})
     assert grade(shell, None, test_command="true", log_parser="", **told).verdict.reward == 1.0
-
-
-def test_an_unknown_parser_and_an_empty_list_of_tests_are_refused() -> None:
-    for changes in ({"log_parser": "cargo", "fail_to_pass": ("a",)}, {"fail_to_pass": ()}):
-        refused = TestsGoal(base_commit="b", test_patch="", test_command="c", pass_to_pass=(), **changes)
-        with pytest.raises(GradingFailed):
-            grader_for(refused)
 
 
 def test_the_report_is_whole_even_when_it_is_larger_than_a_commands_output(shell: FolderShell) -> None:
@@ -503,15 +473,6 @@ GIT binary patch
 """
     assert touched_files(patch) == ["old name.py", "new name.py", "gone.py", "tést.py", "image.png"]
     assert touched_files("--- a/../../etc/passwd\n+++ b//etc/passwd\n") == [], "no path leads out of the repository"
-
-
-def test_a_rows_own_markers_stay_inside_ours() -> None:
-    start, end = ">>>>> MegaFlow 77 start", ">>>>> MegaFlow 77 end"
-    own = "+ : '>>>>> Start Test Output'\nPASSED a\n+ : '>>>>> End Test Output'"
-    text = f"noise\n{start}\n{own}\n{end} 0\nmore\n{end} 0\nafter"
-    assert TestRun("77", text.encode(), 0).judged == f"{own}\n{end} 0\nmore"
-    assert TestRun("77", text.partition(end)[0].encode(), None).judged == f"{own}\n"
-    assert TestRun("77", b"no markers at all", 0).judged == ""
 
 
 class Resolves:

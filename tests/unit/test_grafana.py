@@ -30,12 +30,3 @@ def test_every_query_names_metrics_that_are_served(panel: dict[str, object]) -> 
         ):
             for one in re.split(r"[, ]+", "".join(label)):
                 assert one == "le" or f'"{one}"' in SOURCES, one
-
-
-def test_panels_do_not_overlap() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in PANELS:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not taken & cells, panel["title"]
-        taken |= cells

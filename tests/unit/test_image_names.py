@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import time
 from pathlib import Path
 
 import pytest
 
 from app.errors import SettingsInvalid
 from app.images import references
-from app.images.engine_index import layers_of
-from app.images.image_index import Disk, Watermarks, above
 from app.images.logins import login_for, logins_of
-from app.images.metadata import ImageMetadata
 from app.images.registry_refusals import RefusalKind, refusal_of
 from app.images.sync import items_of
 from app.models.spec import SEVERAL, Build, Bundle, Compose, EnvironmentKind, EnvironmentSpec
@@ -123,66 +118,6 @@ def test_a_build_is_told_all_logins_by_the_names_that_the_engine_has_for_registr
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (tmp_path / "config.json").write_text('{"credsStore": "broken"}')
     assert set(logins_of(Settings(registry_auth='{"r:5000": "me:pass"}'))) == {"r:5000"}
-
-
-def step(size: int, created_by: str) -> dict[str, object]:
-    return {"Size": size, "CreatedBy": created_by}
-
-
-def test_sizes_go_to_the_layers_that_the_steps_made() -> None:
-    newest_first = [
-        step(0, '/bin/sh -c #(nop)  CMD ["sh"]'),
-        step(7, "/bin/sh -c #(nop) COPY file:1 in / "),
-        step(0, "/bin/sh -c #(nop) WORKDIR /testbed"),
-        step(0, "ENV A=1"),
-        step(100, ""),
-    ]
-    assert [layer.size_bytes for layer in layers_of(["x", "y", "z"], newest_first)] == [100, 0, 7]
-
-
-def test_a_history_that_does_not_fit_loses_no_bytes() -> None:
-    found = layers_of(["x", "y"], [step(1, "c"), step(2, "b"), step(4, "a")])
-    assert [layer.size_bytes for layer in found] == [4, 3]
-    assert [layer.size_bytes for layer in layers_of(["x", "y"], [step(5, "a")])] == [5, 0]
-    assert layers_of([], []) == ()
-
-
-def test_a_layer_is_shared_only_on_the_same_fixture() -> None:
-    one = layers_of(["base", "env"], [step(1, "b"), step(1, "a")])
-    two = layers_of(["base", "env", "own"], [step(1, "c"), step(1, "b"), step(1, "a")])
-    three = layers_of(["other", "env"], [step(1, "b"), step(1, "a")])
-    assert one == two[:2]
-    assert one[1] != three[1]
-
-
-def test_a_mark_is_a_share_of_the_disk_or_bytes_of_images() -> None:
-    disk = Disk(total_bytes=1000, used_bytes=900)
-    assert above(0.8, disk, 5) == 100
-    assert above(0.95, disk, 5) == -50
-    assert above(0.8, None, 5) == 0
-    assert above(300, disk, 500) == above(300, None, 500) == 200
-
-
-def test_a_low_mark_that_makes_no_sense_is_the_high_one() -> None:
-    def low(high: float, low: float) -> float:
-        return Watermarks.of(Settings(image_disk_high=high, image_disk_low=low)).low
-
-    assert (low(0.9, 0.7), low(0.9, 0.95), low(5e9, 0.5), low(5e9, 4e9)) == (0.7, 0.9, 5e9, 4e9)
-
-
-def test_the_book_knows_what_a_project_consists_of_until_nobody_asks_for_it(tmp_path: Path) -> None:
-    book = ImageMetadata(Settings(home=tmp_path))
-    assert book.parts("compose:x") is None
-    before = book.change_marker()
-    book.note_parts("compose:x", {"redis:7": {"image": "redis:7", "build": None}, "build:y": {"image": None}})
-    assert book.change_marker() != before
-    assert list(book.parts("compose:x") or ()) == ["redis:7", "build:y"]
-    assert book.projects() == {"compose:x": frozenset({"redis:7", "build:y"})}
-    assert book.entries() == {}
-    for file in book._folder.glob("*.parts"):  # two months pass
-        os.utime(file, (time.time() - 60 * 86400, time.time() - 60 * 86400))
-    book.note_parts("compose:z", {"a": {"image": "a"}})
-    assert set(book.projects()) == {"compose:z"}
 
 
 def test_a_project_has_a_key_of_its_own_by_what_decides_on_its_images() -> None:

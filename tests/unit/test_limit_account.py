@@ -40,34 +40,6 @@ def watched(account: LimitAccount, kills: int | None) -> Counting:
     return found
 
 
-def test_kills_belong_to_the_stage_in_which_they_are_found() -> None:
-    account = LimitAccount(LIMITS)
-    first = watched(account, 5)
-    assert account.look() == {"memory": {"limit_bytes": 64 << 20, "killed": {"agent": 0}}}
-    first.kills = 7
-    account.look()
-    account.stage = "grading"
-    second = watched(account, 0)
-    first.kills, second.kills = 8, 2
-    assert account.look() == {"memory": {"limit_bytes": 64 << 20, "killed": {"agent": 2, "grading": 3}}}
-    first.kills = second.kills = None  # they have ended
-    assert account.look() == {"memory": {"limit_bytes": 64 << 20, "killed": {"agent": 2, "grading": 3}}}
-
-
-def test_what_is_killed_in_an_environment_that_was_given_back_is_somebody_elses() -> None:
-    account, next_one = LimitAccount(LIMITS), LimitAccount(LIMITS)
-    shared = watched(account, 0)
-    shared.kills = 2
-    account.leave(shared)
-    next_one.watch(cast(Environment, shared))
-    shared.kills = 3
-    account.stage = "grading"
-    account.watch(cast(Environment, shared))  # the same again
-    shared.kills = 4
-    assert account.look() == {"memory": {"limit_bytes": 64 << 20, "killed": {"agent": 2, "grading": 1}}}
-    assert next_one.look() == {"memory": {"limit_bytes": 64 << 20, "killed": {"agent": 2}}}
-
-
 def test_a_kill_of_the_host_is_no_result_and_one_before_the_attempt_is_anothers() -> None:
     account = LimitAccount(LIMITS)
     environment = Counting(0)

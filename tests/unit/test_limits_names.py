@@ -6,8 +6,7 @@ import pytest
 
 from app.errors import LimitInvalid
 from app.images.task_images import registry_of
-from app.ledger.limits import KINDS, everybody, kind_of
-from app.ledger.timeline import phase_of_limit
+from app.ledger.limits import kind_of
 from app.model_service.limiter import CallLimit, limits_of
 
 WHO = {"user": "alice", "run": "r1", "model": "org/m:7b"}
@@ -31,15 +30,6 @@ def test_an_unknown_name_is_refused_with_those_that_are_known(name: str) -> None
 def test_a_limit_that_lives_elsewhere_says_where(name: str, better: str) -> None:
     with pytest.raises(LimitInvalid, match=better):
         kind_of(name)
-
-
-def test_the_limit_for_all_has_the_same_kind() -> None:
-    assert everybody("image_pulls:localhost:5000") == "image_pulls:*"
-    assert everybody("model_requests:user:alice") == "model_requests:user:*"
-
-
-def test_every_kind_is_waited_for_in_a_known_phase() -> None:
-    assert all(phase_of_limit(f"{kind}:x") for kind in KINDS)
 
 
 def test_a_call_is_bound_by_what_is_set_for_it_and_else_for_all() -> None:

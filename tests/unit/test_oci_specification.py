@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import resource
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from app.environments.runtimes.oci.specification import ENGINE_CAPABILITIES, Con
 from app.environments.runtimes.oci.system_layer import stacked
 from app.environments.runtimes.setup import setup_key
 from app.host.environment_records import Record, Records
-from app.images.layer_store import image_of
 from app.images.references import Reference
 from app.models.spec import EnvironmentSpec, Network
 
@@ -71,25 +68,8 @@ def test_a_reference_is_read_as_engines_read_it(text: str, name: str, near: bool
     assert (found.for_skopeo, found.is_near) == (f"docker://{name}", near)
 
 
-def test_an_images_configuration_is_taken_with_its_gaps() -> None:
-    image = image_of("sha256:x", ["sha256:" + "a" * 64], {"Env": ["A=1=2", "B="], "User": None})
-    assert (image.env, image.user, image.layers) == ({"A": "1=2", "B": ""}, "", ("a" * 24,))
-
-
 def test_what_a_set_up_wrote_lies_above_our_own_layer_and_that_above_the_image() -> None:
     assert stacked("ysystem", ["bottom", "top", "ssnapshot"]) == ["ssnapshot", "ysystem", "top", "bottom"]
-
-
-@pytest.mark.parametrize("hard", [1024, resource.RLIM_INFINITY])
-def test_limits_of_a_process_are_never_above_those_here(hard: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda name: (hard, hard))
-    found = {one["type"]: one["hard"] for one in configuration(plan())["process"]["rlimits"]}
-    assert found == {"RLIMIT_NOFILE": 1024 if hard == 1024 else 1 << 20, "RLIMIT_CORE": 0}
-
-
-def test_the_helper_is_told_to_end_when_nobody_is_left() -> None:
-    process = configuration(plan())["process"]
-    assert (process["args"][-2:], process["noNewPrivileges"]) == (["--orphan-exit", "60"], True)
 
 
 def test_two_set_ups_share_a_result_only_when_all_that_they_see_is_the_same() -> None:
@@ -112,13 +92,6 @@ def records(tmp_path: Path) -> Records:
     found = Records(tmp_path)
     found.write(Record("a", {"megaflow": "mine"}, "x", "y", ("layer",)))
     return found
-
-
-def test_what_a_newer_version_adds_is_passed_over(records: Records) -> None:
-    file = records.place("a") / "record.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "colour": "red"}))
-    (record,) = records.all()
-    assert (record.installation, record.layers) == ("mine", ("layer",))
 
 
 def test_a_record_that_cannot_be_read_now_is_not_taken_for_nobodys(

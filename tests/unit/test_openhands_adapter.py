@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from app.agents.framework import Ended
 from app.agents.installation import Installer
 from app.agents.openhands import adapter
 from app.agents.openhands.adapter import OpenHands
-from app.errors import AgentUnsuitable
 from app.models.endings import EndReason
-from app.models.shell import CommandResult
 from app.models.spec import Limits
 from tests.unit.frameworks import TASK, a_job, a_place, ended
 
@@ -54,25 +51,6 @@ def test_it_is_told_the_task_the_limits_and_where_the_model_is(agent: OpenHands)
     }
 
 
-def test_the_driver_reads_what_it_is_told_and_nothing_else(agent: OpenHands) -> None:
-    files = agent.command(a_job(), a_place()).files
-    read = {
-        node.slice.value
-        for node in ast.walk(ast.parse(files["drive.py"]))
-        if isinstance(node, ast.Subscript)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "job"
-        and isinstance(node.slice, ast.Constant)
-    }
-    assert read == json.loads(files["job.json"]).keys()
-
-
-def test_its_shell_forgets_its_variables(agent: OpenHands) -> None:
-    command = agent.command(a_job(), a_place())
-    forgotten = command.files[".bashrc"].decode().splitlines()[0].split()
-    assert set(forgotten) == {"unset", *command.env} - {"HOME"}
-
-
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
@@ -108,17 +86,6 @@ def test_without_a_result_its_output_says_what_there_is_to_say(
     ending = agent.ending(ended(tmp_path, said="ModuleNotFoundError: no such thing"))
     assert ending.reason is EndReason.AGENT_ERROR
     assert "exit code 1: ModuleNotFoundError: no such thing" in ending.detail
-
-
-def test_it_needs_bash(agent: OpenHands, monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoBash:
-        def run(self, command: str, **_: object) -> CommandResult:
-            return CommandResult(0, b"bash\n", b"", False, False, 0.0)
-
-    monkeypatch.setattr("app.agents.adapter.require", lambda *_: None)
-    monkeypatch.setattr(agent, "install", lambda: None)
-    with pytest.raises(AgentUnsuitable, match="found no bash"):
-        agent.suits(NoBash())  # type: ignore[arg-type]
 
 
 def test_the_version_that_is_named_is_the_one_that_is_locked() -> None:

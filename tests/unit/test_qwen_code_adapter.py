@@ -52,12 +52,6 @@ def test_the_limits_reach_it(agent: QwenCode) -> None:
     assert (calls["samplingParams"], calls["contextWindowSize"]) == ({"max_tokens": 900}, 50_000)
 
 
-def test_limits_that_nobody_set_are_its_own(agent: QwenCode) -> None:
-    settings = settings_of(agent.command(a_job(limits=Limits(command_timeout_s=7200)), a_place()))
-    assert {"samplingParams", "contextWindowSize"}.isdisjoint(settings["model"]["generationConfig"])
-    assert settings["tools"]["shell"]["defaultTimeoutMs"] == 600_000, "the most that it takes"
-
-
 def test_nobody_else_hears_of_it(agent: QwenCode) -> None:
     settings = settings_of(agent.command(a_job(), a_place()))
     assert settings["privacy"]["usageStatisticsEnabled"] is False

@@ -11,7 +11,7 @@ import pytest
 from app.errors import SpecInvalid
 from app.model_service.dialects.base import Message, Reply, Request
 from app.model_service.replay.player import ReplayAnswer, ScriptPlayer, is_aside, render, render_aside, with_ids
-from app.model_service.replay.script import Script, Turn, call_id, choose, load_scripts
+from app.model_service.replay.script import Script, Turn, choose, load_scripts
 from app.model_service.serving import CallRefusal
 
 
@@ -71,24 +71,11 @@ def test_two_scripts_that_one_text_could_match_are_refused(tmp_path: Path) -> No
         load_scripts([tmp_path])
 
 
-def test_two_scripts_of_one_name_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("name: x\nmatch: one\nturns: [{submit: true}]")
-    (tmp_path / "b.yaml").write_text("name: x\nmatch: null\nturns: [{submit: true}]")
-    with pytest.raises(SpecInvalid, match=r"b\.yaml.*name of its own"):
-        load_scripts([tmp_path])
-
-
 def test_folders_without_a_script_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecInvalid, match="at least one"):
         load_scripts([tmp_path])
     with pytest.raises(SpecInvalid, match="expected a folder"):
         load_scripts([tmp_path / "absent"])
-
-
-def test_what_the_assistant_is_made_to_say_before_the_task_is_no_turn() -> None:
-    messages = [user("These are your surroundings."), assistant(text="Got it."), user("abc")]
-    assert choose([script("abc")], messages)[1] == 0
-    assert choose([script("abc")], [*messages, assistant(call_id(0, 0)), result()])[1] == 1
 
 
 @pytest.mark.parametrize("answer", [assistant("x"), assistant(text="```bash\nls\n```")])
@@ -97,14 +84,6 @@ def test_a_sentence_in_the_output_of_a_command_does_not_choose_the_script(answer
     assert choose([script("abc"), script("xyz", name="two")], messages)[0].name == "one"
     with pytest.raises(CallRefusal, match="contains the match sentence"):
         choose([script("xyz")], messages)
-
-
-def test_a_submission_may_be_wanted_again_but_not_for_ever() -> None:
-    submitting = Script(match="abc", turns=(Turn(submit=True),), name="one")
-    again = [user("abc"), assistant(call_id(0, 0)), user("Look over it, then submit once more")]
-    assert choose([submitting], again)[1] == 1
-    with pytest.raises(CallRefusal, match="request for turn 4"):
-        choose([submitting], [user("abc"), assistant(call_id(2, 0)), user("and again")])
 
 
 def test_a_text_that_two_scripts_match_is_an_error() -> None:
@@ -166,43 +145,6 @@ def test_a_command_calls_the_tool_that_takes_one(
     assert message["tool_calls"][0]["id"] == "call_3_0"
 
 
-def test_several_lines_are_one_command_for_a_tool_that_takes_only_one() -> None:
-    lines = "cat > a <<'END'\nx\nEND\ncat a\n"
-    one_only = {**OPENHANDS, "description": "Execute a shell command.\n* One command at a time: use `;`."}
-    for offered, command in ((one_only, f"{{\n{lines}}}"), (OPENHANDS, lines)):
-        assert called(render(Turn(command=lines), request(offered), 0))[0][1]["command"] == command
-    assert called(render(Turn(command="ls\n"), request(one_only), 0))[0][1]["command"] == "ls\n"
-
-
-@pytest.mark.parametrize(
-    ("schema", "value"),
-    [
-        ({"$ref": "#/$defs/Risk"}, "LOW"),
-        ({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}, 1),
-        ({"type": "object", "required": ["a"], "properties": {"a": {"type": "array"}}}, {"a": []}),
-        ({"type": "array", "minItems": 2, "items": {"type": "boolean"}}, [False, False]),
-        ({"type": ["string", "null"]}, "Look"),
-        ({"default": 7}, 7),
-        ({"const": "x"}, "x"),
-        ({}, "Look"),
-    ],
-)
-def test_what_else_a_tool_demands_gets_a_value_of_its_type(schema: dict[str, Any], value: Any) -> None:
-    made = tool("bash", ("command", "more"), command=TEXT, more=schema)
-    made["parameters"]["$defs"] = {"Risk": RISK}
-    assert called(render(Turn(thought="Look", command="ls"), request(made), 0)) == [
-        ("bash", {"command": "ls", "more": value})
-    ]
-
-
-def test_a_schema_that_holds_itself_is_no_trap() -> None:
-    made = tool("bash", ("command", "more"), command=TEXT, more={"$ref": "#/$defs/Node"})
-    made["parameters"]["$defs"] = {
-        "Node": {"type": "object", "required": ["next"], "properties": {"next": {"$ref": "#/$defs/Node"}}}
-    }
-    assert called(render(Turn(command="ls"), request(made), 0))[0][1]["command"] == "ls"
-
-
 def test_submitting_calls_the_tool_that_is_there_for_it() -> None:
     done = Turn(thought="All fixed.", submit=True)
     assert called(render(done, request(OPENHANDS, FINISH), 0)) == [("finish", {"message": "All fixed."})]
@@ -231,12 +173,6 @@ def test_without_tools_a_command_becomes_the_fenced_block_that_the_prompt_names(
     assert render(turn, request(told="```bash\nls\n```"), 0)["content"] == "hm\n\n```bash\nls\n```"
     named = render(turn, request(told="```mswea_bash_command\nls\n```"), 0)
     assert named["content"] == "hm\n\n```mswea_bash_command\nls\n```"
-
-
-def test_swe_agents_text_mode_submits_by_a_command() -> None:
-    asked = request(system="Answer with a command in a block:\n```\ncommand\n```")
-    assert not is_aside(asked, {})
-    assert render(Turn(submit=True), asked, 0)["content"] == "```bash\nsubmit\n```"
 
 
 @pytest.mark.parametrize(
@@ -270,21 +206,6 @@ def test_json_is_answered_as_its_schema_says_in_every_dialect(body: dict[str, An
     asked = request(told="```bash\nls\n```")
     assert is_aside(asked, body)
     assert json.loads(render_aside("Working", asked, body)["content"]) == {"title": "Working", "new": False}
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"type": "function", "function": {"name": "think"}},
-        {"type": "tool", "name": "think"},
-        {"type": "function", "name": "think"},
-    ],
-)
-def test_a_tool_that_must_be_called_is_called(choice: Any) -> None:
-    asked = request(EDITOR, THINK)
-    assert called(render_aside("Working", asked, {"tool_choice": choice})) == [("think", {"idea": "Working"})]
-    assert called(render_aside("Working", asked, {})) == []
-    assert called(render_aside("Working", request(THINK), {})) == [("think", {"idea": "Working"})]
 
 
 PLAYER = ScriptPlayer([Script(match="box", name="s", turns=(Turn(command="ls"), Turn(thought="Done.", submit=True)))])

@@ -12,7 +12,6 @@ import pytest
 
 from app.cli import report as command
 from app.cli import validate
-from app.cli.show import reward
 from app.cli.sweep import sweep_line
 from app.cli.tables import SafeConsole
 from app.errors import ReportRefused
@@ -24,10 +23,8 @@ from app.evaluation.transcript_checks import TranscriptFinding
 from app.evaluation.transcripts import TaskFindings, TranscriptReport
 from app.ledger.report_rows import ReportRow
 from app.ledger.results import RunHead
-from app.models.outcome import Verdict
 from app.models.spec import AgentTask, EnvironmentSpec, ModelChoice, TaskSpec, TestsGoal
 from app.models.validation import Validation, ValidationState
-from tests.building import a_result
 
 HEAD = RunHead(
     uuid.uuid4(), "nightly <b>", "default", "evaluation", datetime(2026, 11, 24, tzinfo=UTC), {"datasets": []}
@@ -326,21 +323,6 @@ def test_two_runs_of_baselines_are_not_compared_and_told_why() -> None:
 
 
 # --- On a terminal --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("verdict", "scripted", "said"),
-    [
-        (None, False, "-"),
-        (Verdict(reward=None, counts=False), False, "-"),
-        (Verdict(reward=0.5, counts=True), False, "0.5"),
-        (Verdict(reward=1.0, counts=True), True, "1 scripted"),
-        (Verdict(reward=1.0, counts=True).suspected("hook"), False, "0 suspect"),
-        (Verdict(reward=1.0, counts=True).suspected("hook"), True, "0 suspect scripted"),
-    ],
-)
-def test_a_reward_has_its_marks(verdict: Verdict | None, scripted: bool, said: str) -> None:
-    assert reward(a_result(verdict=verdict, scripted=scripted)) == said
 
 
 def test_a_report_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:

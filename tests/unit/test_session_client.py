@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.session import commands
-from app.environments.session import connection as connecting
 from app.environments.session.client import SessionClient
 from app.environments.session.connection import ConnectionLost, HelperConnection, unix_connector
 from app.environments.session.protocol import FrameKind
@@ -109,16 +107,6 @@ def test_more_of_a_long_stream_than_was_asked_for_is_refused(
     assert (tmp_path / "0001.stdout").stat().st_size == 60
 
 
-def test_long_streams_do_not_put_the_end_off(
-    against: Callable[..., SessionClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commands, "AFTER_TIMEOUT_S", -10.0)
-    liar = against(frame(FrameKind.OUT) * 1000 + result())
-    liar.logs = CommandLogs(tmp_path, 100)
-    with pytest.raises(EnvironmentFailed, match="no end"):
-        liar.run("x", timeout_s=5)
-
-
 class Forgiving(Liar):
     """Lets everybody in."""
 
@@ -168,14 +156,6 @@ def test_a_file_that_is_none_is_a_failure(against: Callable[..., SessionClient],
         against(answer).get("/x")
 
 
-@pytest.mark.parametrize(
-    "answer", [frame(FrameKind.OK, b"\xff nonsense\n"), frame(FrameKind.OK, b"x" * 5000), frame(FrameKind.END)]
-)
-def test_statistics_that_are_none_are_a_failure(against: Callable[..., SessionClient], answer: bytes) -> None:
-    with pytest.raises(EnvironmentFailed):
-        against(answer).stats()
-
-
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     """A connection, and the other end of it."""
@@ -199,13 +179,6 @@ def test_a_promised_length_takes_no_memory_before_it_comes(pair: Pair) -> None:
     finally:
         tracemalloc.stop()
     assert not silent.value.ended
-
-
-def test_more_than_was_asked_for_is_refused_before_it_comes(pair: Pair) -> None:
-    connection, theirs = pair
-    theirs.sendall(frame(FrameKind.RESULT, b"", size=1001))
-    with pytest.raises(ConnectionLost, match="at most 1000 bytes"):
-        connection.receive(1000)
 
 
 def test_one_who_drips_is_given_up_in_time(pair: Pair) -> None:
@@ -276,49 +249,3 @@ def test_a_link_in_the_sockets_place_is_not_followed(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="expected the helper's socket"):
             unix_connector(tmp_path / "s")()
         unix_connector(tmp_path / "other")().close()
-
-
-def test_a_long_path_is_no_hindrance(tmp_path: Path) -> None:
-    folder = tmp_path / ("x" * 120)
-    folder.mkdir()
-    here = Path.cwd()
-    os.chdir(folder)
-    try:
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind("s")
-            listening.listen()
-            unix_connector(folder / "s")().close()
-    finally:
-        os.chdir(here)
-
-
-def test_a_folder_that_is_gone_leaves_no_socket(tmp_path: Path) -> None:
-    before = os.listdir("/proc/self/fd")
-    with pytest.raises(FileNotFoundError):
-        connecting.listen_in(tmp_path / "gone", "s")
-    assert os.listdir("/proc/self/fd") == before
-
-
-def test_a_listener_that_accepts_nobody_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "_ACCEPT_S", 1)
-    connect = unix_connector(tmp_path / "s")
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(tmp_path / "s"))
-        listening.listen(0)
-        with connect() as first:
-            assert first.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16) == bytes(16)
-            with ThreadPoolExecutor(1) as threads:
-                second = threads.submit(connect)
-                try:
-                    with pytest.raises(TimeoutError, match="accept"):
-                        second.result(4)
-                finally:
-                    listening.close()  # whoever waits still is sent away
-
-
-def test_nobody_there_is_told_within_the_time(tmp_path: Path) -> None:
-    client = SessionClient(unix_connector(tmp_path / "s"), label="void")
-    begun = time.monotonic()
-    with pytest.raises(EnvironmentFailed, match="void expected an answer"):
-        client.wait_ready(0.1)
-    assert time.monotonic() - begun < 20

@@ -11,7 +11,7 @@ import pytest
 
 from app.celery_app import CONTROL, build, options
 from app.errors import SettingsInvalid
-from app.settings import PREFIX, Settings
+from app.settings import Settings
 from app.stack.home import prepare
 from tests.services import unset
 
@@ -43,24 +43,6 @@ def test_urls_in_the_environment_replace_the_embedded_servers(monkeypatch: pytes
     assert settings.database() == "postgresql://u:p@db/x"
     assert settings.redis() == "redis://r:6379/0"
     assert "p@db" not in repr(settings)
-
-
-def test_an_empty_value_of_what_may_be_left_out_leaves_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SWE_AGENT_SOURCE", "MODEL_BASE_URL", "DATABASE_URL", "MODEL_PRICES"):
-        monkeypatch.setenv(PREFIX + name, "")
-    settings = Settings()
-    assert (settings.swe_agent_source, settings.model_base_url, settings.model_prices) == (None, None, None)
-    assert settings.embeds_postgres
-
-
-def test_a_log_level_that_is_none_is_refused() -> None:
-    with pytest.raises(SettingsInvalid, match=r"MEGAFLOW_LOG_LEVEL.*'DEBUG'"):
-        Settings(log_level="LOUD")
-
-
-def test_folders_are_read_from_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEGAFLOW_REPLAY_SCRIPTS", "/a:/b")
-    assert Settings().replay_scripts == (Path("/a"), Path("/b"))
 
 
 def test_gateways_are_those_of_this_host_or_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,22 +121,6 @@ def test_each_home_has_a_name_of_its_own_and_keeps_it(monkeypatch: pytest.Monkey
     assert Settings(home=tmp_path / "moved").installation == "mine"
 
 
-def test_an_empty_folder_that_is_made_a_home_is_closed_to_others(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir(0o755)
-    prepare(Settings(home=tmp_path / "home"))
-    assert (tmp_path / "home").stat().st_mode & 0o006 == 0
-
-
-def test_a_home_of_an_earlier_version_keeps_its_name(tmp_path: Path) -> None:
-    old = tmp_path / "old"
-    (old / "logs").mkdir(parents=True)
-    (old / "logs" / "supervisord.log").touch()
-    assert Settings(home=old).installation == "default"
-    prepare(Settings(home=old))
-    assert Settings(home=old).installation == "default"
-    assert Settings(home=tmp_path / "x", database_url="postgresql://u@db/x").installation == "default"
-
-
 def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "installation").write_text("Two words\n")
     with pytest.raises(SettingsInvalid, match="MEGAFLOW_INSTALLATION"):
@@ -166,11 +132,6 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsInvalid, match="MEGAFLOW_HOME: expected the absolute path") as found:
         Settings(home=Path("home"))
     assert "MEGAFLOW_INSTALLATION" not in str(found.value)
-
-
-def test_the_capacity_follows_the_memory_unless_it_is_set() -> None:
-    assert Settings(ephemeral_capacity=7).capacity() == 7
-    assert 1 <= Settings().capacity() <= 64
 
 
 def test_every_option_reaches_celery(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,16 +76,6 @@ def test_downloads_of_one_instance_share_its_link_and_those_of_another_do_not(cl
     assert _finished(clock, [(0, one), (0, one), (0, other)]) == pytest.approx([20, 20, 10])
 
 
-def test_who_comes_later_slows_down_who_was_first_from_then_on(clock: Hand) -> None:
-    one = _instance()
-    assert _finished(clock, [(0, one), (5, one)]) == pytest.approx([15, 20], abs=0.05)
-
-
-def test_downloads_that_begin_together_wait_for_each_other_once(clock: Hand) -> None:
-    starts = [(at, _instance()) for at in (0.0, 5.0, 6.0)]
-    assert _finished(clock, starts, together=2) == pytest.approx([15, 15, 16], abs=0.05)
-
-
 def test_a_registry_that_serves_two_links_makes_four_instances_wait(clock: Hand) -> None:
     assert _finished(clock, [(0, _instance()) for _ in range(4)], registry_links=2) == pytest.approx([20] * 4)
 

@@ -10,11 +10,9 @@ import yaml
 
 from app.agents.framework import Ended, FrameworkBundle
 from app.agents.installation import Installer
-from app.agents.swe_agent import adapter
 from app.agents.swe_agent.adapter import ENDINGS, SweAgent
-from app.errors import AgentNotSetUp, AgentUnsuitable
+from app.errors import AgentNotSetUp
 from app.models.endings import EndReason
-from app.models.shell import CommandResult
 from app.models.spec import Limits
 from tests.unit.frameworks import TASK, a_job, a_place, ended
 
@@ -89,13 +87,6 @@ def test_its_prompts_are_the_checkouts_own(agent: SweAgent, checkout: Path) -> N
     assert "/srv/bed" in templates()["instance_template"]
 
 
-def test_its_shell_forgets_its_variables(agent: SweAgent) -> None:
-    command = agent.command(a_job(), a_place())
-    forgotten = command.files[".bashrc"].decode().splitlines()[0].split()
-    by_libraries = {"CONTEXT_GITHUB", "CONTEXT_NEEDS", "GITHUB_REPOSITORY"}
-    assert set(forgotten) == {"unset", *command.env, *by_libraries} - {"HOME"}
-
-
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
@@ -148,22 +139,6 @@ def test_without_a_trajectory_its_output_says_what_there_is_to_say(agent: SweAge
     assert "exit code 1: Extra inputs are not permitted" in ending.detail
 
 
-def test_a_refused_setting_is_told_with_the_reason_that_it_prints(agent: SweAgent, tmp_path: Path) -> None:
-    said = "RuntimeError: Invalid configuration. Please check the above output."
-    ending = agent.ending(
-        ended(tmp_path, said=said, printed="╭──────╮\n│ agent.x: Extra inputs are not permitted │\n╰──────╯")
-    )
-    assert f"exit code 1: {said}; agent.x: Extra inputs are not permitted" in ending.detail
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"info": 3}', '{"info": {}, "trajectory": 3}'])
-def test_half_a_trajectory_is_none(agent: SweAgent, tmp_path: Path, content: str) -> None:
-    folder = tmp_path / "output" / "task"
-    folder.mkdir(parents=True)
-    (folder / "task.traj").write_text(content)
-    assert agent.ending(ended(tmp_path)).reason is EndReason.AGENT_ERROR
-
-
 @pytest.mark.parametrize("source", [None, ""])
 def test_without_a_checkout_it_says_how_to_get_one(tmp_path: Path, source: str | None) -> None:
     with pytest.raises(AgentNotSetUp, match="MEGAFLOW_SWE_AGENT_SOURCE"):
@@ -182,33 +157,3 @@ def test_without_a_checkout_it_says_how_to_get_one(tmp_path: Path, source: str |
 )
 def test_its_version_is_what_was_asked_of_git(tmp_path: Path, source: str | None, version: str) -> None:
     assert SweAgent(Installer(tmp_path), source).version == version
-
-
-class Answers:
-    """A shell that answers by the first word of the command."""
-
-    def __init__(self, missing: str = "", writable: bool = True) -> None:
-        self._missing, self._writable = missing, writable
-
-    def run(self, command: str, **_: object) -> CommandResult:
-        if command.startswith("test -w"):
-            return CommandResult(0 if self._writable else 1, b"", b"", False, False, 0.0)
-        return CommandResult(0, self._missing.encode(), b"", False, False, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("shell", "said"), [(Answers(missing="git\n"), "found no git"), (Answers(writable=False), "as root")]
-)
-def test_it_needs_a_few_programs_and_to_be_root(
-    agent: SweAgent, monkeypatch: pytest.MonkeyPatch, shell: Answers, said: str
-) -> None:
-    monkeypatch.setattr("app.agents.adapter.require", lambda *_: None)
-    with pytest.raises(AgentUnsuitable, match=said):
-        agent.suits(shell)  # type: ignore[arg-type]
-
-
-def test_the_lock_has_what_its_checkout_asks_for() -> None:
-    lock = Path(adapter.__file__).with_name("requirements.lock").read_text()
-    assert "\nswe-rex==1.4.0 " in lock
-    assert "\nlitellm==1.105.3 " in lock  # the one after it cannot call tools
-    assert "://" not in lock  # hashes only: any index will do

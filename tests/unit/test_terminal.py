@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from app.artifacts import open_store
-from app.environments.runtimes.setup import carry_out, watched_setup
 from app.errors import EnvironmentFailed
 from app.models.outcome import ArtifactKind
-from app.models.shell import CommandResult, Services
+from app.models.shell import CommandResult
 from app.workers.evidence import Evidence
 from app.workers.terminal import MOST_BYTES, RecordedShell, Terminal
 from tests.unit.folder_shell import FolderShell
@@ -161,36 +160,6 @@ def test_a_graders_part_comes_behind_the_agents() -> None:
     assert [row[2] for row in header["commands"]] == ["agent", "grading"]
     assert header["timestamp"] == read(earlier)[0]["timestamp"]
     assert shown(second.pack([], earlier)).index("x\r\n") < shown(second.pack([], earlier)).index("1 passed")
-
-
-def test_set_up_commands_are_recorded_where_they_are_watched(shell: FolderShell) -> None:
-    terminal = Terminal()
-    with watched_setup(lambda one: RecordedShell(terminal, "set-up", one)):
-        carry_out(["echo made"], shell, time.monotonic() + 10)
-    carry_out(["echo unseen"], shell, time.monotonic() + 10)
-    assert [row[2:] for row in read(terminal.pack([]))[0]["commands"]] == [["set-up", "", "echo made"]]
-
-
-def test_services_are_recorded_under_their_names(shell: FolderShell) -> None:
-    class Several(FolderShell):
-        services = ("main", "db")
-
-        def logs(self) -> dict[str, bytes]:
-            return {}
-
-        def assure(self) -> None:
-            return
-
-        def service(self, name: str) -> FolderShell:
-            return shell
-
-    terminal = Terminal()
-    recorded = RecordedShell(terminal, "grading", Several(shell.root))
-    assert isinstance(recorded, Services)
-    assert recorded.services == ("main", "db")
-    recorded.service("db").run("true", timeout_s=10)
-    assert read(terminal.pack([]))[0]["commands"][0][2] == "grading@db"
-    assert RecordedShell(terminal, "grading", shell).services == ()
 
 
 def test_the_artifact_is_the_recording_or_says_why_there_is_none(tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import cast
 
 from app.environments.contract import Environment, GroupUsage
-from app.workers.usage_samples import MOST_SAMPLES, UsageSampler, UsageSeries
-from tests.waiting import eventually
+from app.workers.usage_samples import MOST_SAMPLES, UsageSeries
 
 
 class Using(Environment):
@@ -81,30 +79,3 @@ def test_limits_that_were_met_are_marked_when_it_was_seen() -> None:
     series.look()
     assert series.marks == [(10, "killed"), (10, "throttled")]
     assert series.describe()["marks"] == series.marks
-
-
-def test_one_thread_samples_all_and_ends_with_the_last() -> None:
-    sampler, several = UsageSampler(0.01, idle_looks=2), [Using() for _ in range(5)]
-
-    before = set(threading.enumerate())  # other tests of this process have samplers whose threads are about to end
-
-    def threads() -> list[threading.Thread]:
-        return [one for one in threading.enumerate() if one.name == "usage-samples" and one not in before]
-
-    with sampler.sampling(cast(Environment, several[0]), 0.0) as first:
-        for one in several[1:]:
-            with sampler.sampling(cast(Environment, one), 0.0) as series:
-                eventually(lambda: len(series.rows) > 2, within_s=10)
-                assert len(threads()) == 1
-            looks = one.looks
-        assert len(first.rows) > 2
-        time.sleep(0.05)
-        assert several[-1].looks == looks, "it is looked at no more"
-    eventually(lambda: not threads(), within_s=10)
-
-
-def test_an_environment_without_a_group_is_not_looked_at_again() -> None:
-    environment = Using(shown=False)
-    with UsageSampler(0.001).sampling(cast(Environment, environment), 0.0) as series:
-        time.sleep(0.02)
-    assert (series.rows, environment.looks) == ([], 1)

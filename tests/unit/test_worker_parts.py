@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import subprocess
 import sys
 import tarfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
-from unittest.mock import MagicMock
 
 import pytest
 import zstandard
 
 from app.agents.base import AgentReport
 from app.artifacts import open_store
-from app.artifacts.folder import FolderStore
-from app.errors import EnvironmentOverLimit
 from app.grading.base import Grade
 from app.models.endings import EndReason
-from app.models.outcome import AgentResult, ArtifactKind, Verdict
+from app.models.outcome import ArtifactKind, Verdict
 from app.settings import Settings
-from app.workers import grader, host_care
-from app.workers.attempt_context import AttemptProgress
 from app.workers.evidence import Evidence
 from app.workers.lease import StopToken
 from app.workers.services import agent_options
@@ -41,43 +31,6 @@ def test_a_callback_is_called_once_when_told_to_stop_and_at_once_when_late() -> 
     token.on_cancel(lambda: heard.append("late"))
     assert heard == ["early", "late"]
     assert token.reason is EndReason.CANCELLED
-
-
-def test_a_callback_that_was_taken_back_is_not_called() -> None:
-    token, heard = StopToken(), []
-    forget = token.on_cancel(lambda: heard.append("x"))
-    forget()
-    token.stop(EndReason.CANCELLED)
-    assert heard == []
-
-
-def test_a_callback_that_fails_does_not_keep_the_others_from_hearing() -> None:
-    token, heard = StopToken(), threading.Event()
-
-    def broken() -> None:
-        raise RuntimeError("x")
-
-    token.on_cancel(broken)
-    token.on_cancel(heard.set)
-    token.stop(EndReason.INTERRUPTED)
-    assert heard.is_set()
-
-
-def test_artifacts_are_stored_at_the_same_time_and_recorded_in_order(tmp_path: Path) -> None:
-    class Meeting(FolderStore):
-        together = threading.Barrier(2)
-
-        def put(self, key: str, content: bytes) -> str:
-            self.together.wait(20)  # would raise, if one came after the other
-            return super().put(key, content)
-
-    evidence = Evidence()
-    evidence.patch(b"x")
-    evidence.grade(Grade(Verdict(reward=1.0, counts=True), report=b"y"))
-    evidence.terminal.begin("agent", "ls")
-    found = evidence.store(Meeting(tmp_path), "runs/r/t/1", redact=[])
-    assert [one.kind for one in found] == list(evidence.kinds)
-    assert sum(one.key is not None for one in found) == 4
 
 
 def test_every_kind_of_evidence_is_stored_or_its_absence_explained(tmp_path: Path) -> None:
@@ -156,53 +109,3 @@ def test_no_proxy_for_anything_stays_so(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("NO_PROXY", "*")
     env = agent_options(Settings(home=tmp_path)).process_env
     assert env["NO_PROXY"] == env["no_proxy"] == "*"
-
-
-def test_a_submission_that_fills_the_disk_while_it_is_graded_apart_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    def grade(progress: AttemptProgress) -> AttemptProgress:
-        raise EnvironmentOverLimit("the environment was ended: it took more disk than it may")
-
-    stored: list[AttemptProgress] = []
-    monkeypatch.setattr(grader.grading, "grade", grade)
-    monkeypatch.setattr(grader.attempt, "store", lambda progress: stored.append(progress) or progress)
-    monkeypatch.setattr(grader.attempt, "record", lambda progress: progress.report.end_reason)
-    context, claim = MagicMock(), MagicMock(result=AgentResult(end_reason=EndReason.SUBMITTED))
-    context.claimed.spec.rewards, context.journal.shells = {}, []
-    assert grader._grade(context, claim) == "submitted"
-    [progress] = stored
-    assert progress.grade is not None
-    verdict = progress.grade.verdict
-    assert (verdict.reward, verdict.counts) == (0.0, True)
-    assert "more disk" in verdict.detail
-
-
-def cared(settings: Settings, stop: threading.Event) -> threading.Thread:
-    thread = threading.Thread(target=host_care.care, args=(settings, cast(Any, None), stop), daemon=True)
-    thread.start()
-    return thread
-
-
-@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "no files left"), RuntimeError("can't start new thread")])
-def test_one_that_could_not_begin_tries_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    failures, working, stop = [error], threading.Event(), threading.Event()
-
-    @contextmanager
-    def turn(file: Path, *, timeout_s: float) -> Iterator[None]:
-        if failures:
-            raise failures.pop()
-        yield
-
-    def work(over: threading.Event) -> None:
-        working.set()
-        over.wait()
-
-    monkeypatch.setattr(host_care, "turn", turn)
-    monkeypatch.setattr(host_care, "_AWAY_S", 0.01)
-    monkeypatch.setattr(host_care, "works", lambda *_: {"work": work})
-    thread = cared(Settings(home=tmp_path), stop)
-    assert working.wait(5)
-    stop.set()
-    thread.join(5)
-    assert not thread.is_alive()

@@ -12,6 +12,8 @@ import pytest
 
 from tests.contract.agents.example import EXAMPLE
 
+BARE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # of the plugins that are installed, which take seconds to import
+
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
@@ -25,7 +27,7 @@ def suite(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*command, "--pyargs", "megaflow.contract.agents", "--tools", str(folder / "tools"), *words],
         cwd=folder,
-        env={"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(root)},
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(root), **BARE},
         capture_output=True,
         text=True,
         timeout=240,

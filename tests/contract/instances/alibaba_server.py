@@ -133,7 +133,7 @@ def serving_ecs() -> Iterator[tuple[Ecs, str]]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield ecs, f"127.0.0.1:{server.server_address[1]}"

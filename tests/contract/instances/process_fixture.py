@@ -6,9 +6,9 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,18 +20,24 @@ import pytest
 from app.instances import launcher
 from app.instances.process import ProcessProvider
 from app.ledger.database import Database
-from app.settings import Settings
+from app.models.instance import InstanceRequest
+from app.settings import Settings, load
 from app.stack.home import process_environment
 from tests.contract.instances.fixture import ProviderFixture, leave
+from tests.forked import SERVER
 from tests.services import short_folder
 from tests.waiting import eventually
 
-_SERVE = """
-import os, signal, sys, time
-from app.instances import launcher
-from app.settings import load
-folder = load().home / "logs" / "instances"
-def host(request):
+
+def _serve(environment: dict[str, str]) -> None:
+    """A launcher, whose forks are `_host`."""
+    os.environ.clear()
+    os.environ.update(environment)
+    launcher.main(load(), "MF_TEST", _host)
+
+
+def _host(request: InstanceRequest) -> int:
+    folder = load().home / "logs" / "instances"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     (folder / f"{request.instance_id}.{os.getpid()}.pid").touch()
     (folder / f"{request.instance_id}.up").touch()
@@ -39,8 +45,6 @@ def host(request):
     while not end.exists():
         time.sleep(0.02)
     return int(end.read_text())
-launcher.main(load(), "MF_TEST", host)
-"""
 
 
 class ProcessFixture(ProviderFixture):
@@ -101,9 +105,9 @@ def _lives(pid: int) -> bool:
 
 @pytest.fixture
 def process_fixture(settings: Settings, database: Database) -> Iterator[ProcessFixture]:
-    with subprocess.Popen(
-        [sys.executable, "-c", _SERVE], env=process_environment(settings), stdout=subprocess.DEVNULL
-    ) as process:
-        eventually(lambda: launcher.socket_path(settings).exists())
-        yield ProcessFixture(settings, database, ProcessProvider(settings))
-        process.terminate()
+    process = SERVER.Process(target=_serve, args=(process_environment(settings),))
+    process.start()
+    eventually(lambda: launcher.socket_path(settings).exists())
+    yield ProcessFixture(settings, database, ProcessProvider(settings))
+    process.terminate()
+    process.join()

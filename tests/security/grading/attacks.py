@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from sqlalchemy import text
 from typer.testing import CliRunner
 
 from app.agents.base import Agent, AgentJob, AgentReport
@@ -31,8 +30,6 @@ from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
 from app.workers.services import WorkerServices
 from tests.building import RETRY, dispatched, ready_instance
-
-Act = Callable[[Shell], None]
 
 
 @dataclass
@@ -102,10 +99,6 @@ class Range:
         regrade.register(cli)
         done = CliRunner().invoke(cli, ["latest", *arguments, "--json"], catch_exceptions=False)
         return dict(json.loads(done.stdout[done.stdout.index("{\n") :]))  # behind the log's lines
-
-    def rows(self) -> int:
-        with self.database.begin() as connection:
-            return int(connection.execute(text("SELECT count(*) FROM attempts")).scalar_one())
 
 
 def of_goal(task: AgentTask, **changes: Any) -> AgentTask:

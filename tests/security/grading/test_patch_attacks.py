@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import base64
-import io
-import os
 import textwrap
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +12,7 @@ from sqlalchemy import text
 
 from app.agents.attacks import ATTACKS as CHEAT_ATTACKS
 from app.agents.attacks import AttackKind
-from app.host.engine import Engine, engine_of
+from app.host.engine import engine_of
 from app.models.outcome import ArtifactKind
 from app.models.spec import (
     AgentTask,
@@ -261,32 +258,24 @@ ATTACKS = {
 
 
 @pytest.fixture(scope="session")
-def repository(tmp_path_factory: pytest.TempPathFactory, base_image_tag: str) -> Iterator[str]:
+def repository(tmp_path_factory: pytest.TempPathFactory, base_image_tag: str, installation: Settings) -> str:
     """The image of the repository, built once in this process. Processes share no layers, which one could prune."""
-    folder, tag = tmp_path_factory.mktemp("repository"), f"test-attacked:{os.getpid()}"
+    folder, tag = tmp_path_factory.mktemp("repository"), f"{installation.installation}/attacked:1"
     (folder / "core.py").write_text(CORE)
     (folder / "setup.cfg").write_text(SETUP)
     (folder / "Dockerfile").write_text(DOCKERFILE.format(base=base_image_tag))
-    engine = engine_of(Settings())
-    build_image(engine, tag, "test-attacked", path=str(folder), nocache=True)
-    yield tag
-    engine.api.remove_image(tag, force=True)
-
-
-def build_image(engine: Engine, tag: str, label: str, **source: Any) -> None:
-    messages = list(engine.api.build(tag=tag, rm=True, labels={"megaflow": label}, decode=True, **source))
+    built = {"path": str(folder), "labels": {"megaflow": installation.installation}, "nocache": True}
+    messages = list(engine_of(installation).api.build(tag=tag, rm=True, decode=True, **built))
     assert not [line for line in messages if "error" in line], messages
+    return tag
 
 
 @pytest.fixture
-def task(range_of_attacks: Range, repository: str) -> AgentTask:
-    settings = range_of_attacks.settings
-    tag = f"{settings.installation}/attacked:1"
-    build_image(engine_of(settings), tag, settings.installation, fileobj=io.BytesIO(f"FROM {repository}".encode()))
+def task(repository: str) -> AgentTask:
     return AgentTask(
         name="double",
         description="double(3) must be 6.",
-        environment=EnvironmentSpec(kind=EnvironmentKind.DOCKER, image=tag),
+        environment=EnvironmentSpec(kind=EnvironmentKind.DOCKER, image=repository),
         goal=TestsGoal(
             base_commit="HEAD",
             test_patch=HIDDEN,
@@ -395,16 +384,18 @@ def test_a_submission_that_hangs_first_and_kills_the_shell_then_has_failed(
     assert (verdict.reward, verdict.counts) == (0.0, True), verdict.detail
 
 
-@pytest.mark.parametrize("command", ["sleep 600", "kill -9 $PPID; sleep 1"], ids=["hangs", "kills its shell"])
-@pytest.mark.parametrize("solved", [True, False], ids=["gold", "no gold"])
+@pytest.mark.parametrize(
+    ("command", "solved", "work"),
+    [("sleep 600", True, "true"), ("sleep 600", False, "the fix"), ("kill -9 $PPID; sleep 1", True, "the fix")],
+    ids=["hangs-gold", "hangs-no-gold", "kills-its-shell"],
+)
 def test_a_row_whose_own_tests_do_not_end_is_not_scored(
-    range_of_attacks: Range, task: AgentTask, command: str, *, solved: bool
+    range_of_attacks: Range, task: AgentTask, command: str, *, solved: bool, work: str
 ) -> None:
     changed = {"limits": Limits(grading_timeout_s=2.0), "solution": task.solution if solved else None}
     broken = of_goal(task, test_command=command).model_copy(update=changed)
-    for work in (["true"], HONEST["the fix"]):
-        result = range_of_attacks.attempt(broken, work)
-        assert (result.verdict, result.reward) == (None, None), result.verdict
+    result = range_of_attacks.attempt(broken, HONEST.get(work, [work]))
+    assert (result.verdict, result.reward) == (None, None), result.verdict
 
 
 def test_an_untouched_state_whose_tests_hang_is_a_failure_where_the_gold_ends_them(

@@ -303,9 +303,10 @@ HANDED_OVER = {
 def test_what_is_handed_over_to_a_verifier_apart_leads_nowhere_and_ends_scored(
     range_of_attacks: Range, apart: AgentTask, attack: str
 ) -> None:
-    verdict = range_of_attacks.verdict(apart, WRONG, HANDED_OVER[attack])
-    assert (verdict.reward, verdict.counts) == (0.0, True), verdict.detail
-    assert range_of_attacks.rows() == 1, "one attempt was enough"
+    result = range_of_attacks.attempt(apart, [WRONG, HANDED_OVER[attack]])
+    assert result.verdict is not None
+    assert (result.reward, result.verdict.counts) == (0.0, True), result.verdict.detail
+    assert len(result.attempts) == 1, "one attempt was enough"
 
 
 def test_a_file_below_a_folder_that_is_handed_over_does_not_replace_the_tests(
