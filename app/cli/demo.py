@@ -26,10 +26,6 @@ EXPECTED = {"oracle": 1.0, "nop": 0.0, "mini-swe-agent": 1.0}
 costs five seconds of processor time."""
 
 
-def register(cli: typer.Typer) -> None:
-    cli.command()(demo)
-
-
 def demo(
     environment: Annotated[
         EnvironmentKind | None, typer.Option(help="Default: docker; local when no container engine is available.")

@@ -26,11 +26,6 @@ _SHOWN = 10
 """Maximum rows of a table, and names in a list, on a terminal; `--json` has all."""
 
 
-def register(cli: typer.Typer) -> None:
-    for command in (report, compare, diagnose):
-        cli.command()(command)
-
-
 def report(
     run: NamedRun,
     html: Annotated[

@@ -42,11 +42,6 @@ _CHOOSING = ("limit", "only", "exclude", "languages", "repositories", "sample", 
 """Options that select entries."""
 
 
-def add_to(dataset: typer.Typer) -> None:
-    """Adds this file's commands to `megaflow dataset`."""
-    dataset.command(context_settings={"allow_extra_args": True})(validate)  # `_one` refuses them with a reason
-
-
 @takes(*_CHOOSING, "environment", "mode", "max_running", "user_name", agent="oracle")
 def validate(
     context: typer.Context,
@@ -158,7 +153,7 @@ def _scanning(flow: MegaFlow) -> Iterator[Callable[[AgentTask], list[LeakFinding
     """Yields a function that scans a task's image in a new environment on this host. Raises: as `standing`."""
     from app.artifacts.bundles import fetch_bundle
     from app.cli.orderly import ending_in_order
-    from app.cli.shell import EnvironmentRequest, standing
+    from app.cli.shell import standing
     from app.evaluation.leaks import needles_of, scan
     from app.models.spec import ScriptGoal, ScriptSolution
 
@@ -168,8 +163,7 @@ def _scanning(flow: MegaFlow) -> Iterator[Callable[[AgentTask], list[LeakFinding
         solution = fetch_bundle(store, task.solution.files) if isinstance(task.solution, ScriptSolution) else None
         tests = fetch_bundle(store, task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
         needles = needles_of(task, solution, tests)
-        request = EnvironmentRequest(task, lambda bundle: fetch_bundle(store, bundle))
-        with standing(request, flow.settings, _LEAK_SCAN_S) as environment:
+        with standing(task, lambda bundle: fetch_bundle(store, bundle), flow.settings, _LEAK_SCAN_S) as environment:
             return scan(environment, needles)
 
     with ending_in_order():
