@@ -32,7 +32,7 @@ def terminal(call: WebCall) -> PageView:
         artifact = artifact_of(call, place.attempt_id, ArtifactKind.TERMINAL.value)
         recording = recordings.read_recording(read_whole(call, artifact, recordings.MOST_BYTES))
     except ArtifactMissing as error:
-        problem = f"There is no recording, which is written when the agent has ended: {error}."
+        problem = f"There is no recording: {error}; it is written when the agent has ended."
     except SpecInvalid as error:
         problem = str(error)
     values: dict[str, Any] = {
