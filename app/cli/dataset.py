@@ -28,7 +28,7 @@ Named = Annotated[str, typer.Argument(metavar="DATASET", help="NAME[@REVISION], 
 Kind = Annotated[EnvironmentKind, typer.Option("--environment", help="As for `megaflow submit`.")]
 
 dataset = typer.Typer(help="Datasets: list, fetch, look at and check them.", no_args_is_help=True)
-dataset.command(context_settings={"allow_extra_args": True})(validate)  # it refuses several datasets with a reason
+dataset.command()(validate)
 
 _SHOWN = 10
 """Maximum number of languages, repositories and task names shown."""

@@ -44,7 +44,6 @@ _CHOOSING = ("limit", "only", "exclude", "languages", "repositories", "sample", 
 
 @takes(*_CHOOSING, "environment", "mode", "max_running", "user_name", agent="oracle")
 def validate(
-    context: typer.Context,
     name: Named,
     *,
     options: SubmissionOptions,
@@ -63,19 +62,12 @@ def validate(
     Other tasks are quarantined with the reason, and `megaflow submit` refuses them. Exit code 1: a task is not valid.
     """
     options.replicas = times
-    submission = options.submission(_one(name, *context.args), name="")
+    submission = options.submission([name], name="")
     with MegaFlow() as flow:
         outcomes, runs = validated(flow, submission, attacks=attack, leak_scan=leak_scan)
     _print_validations(outcomes, runs, json=json)
     if any(one.state is not ValidationState.VALID for one in outcomes):
         raise typer.Exit(_NOT_VALID)
-
-
-def _one(*datasets: str) -> list[str]:
-    """Returns the dataset. Raises: OptionInvalid: several."""
-    if len(datasets) > 1:
-        raise OptionInvalid(f"expected one dataset, found {len(datasets)}: {', '.join(datasets)}; try one at a time")
-    return list(datasets)
 
 
 def validated(
