@@ -85,7 +85,7 @@ def list_datasets(json: Json = False) -> None:
     if json:
         as_json([_listed(one) for one in CATALOGUE.values()])
         return
-    table = Table("dataset", "tasks", "from", "rules", "licence", "citation", "source", "split", keys=3)
+    table = Table("dataset", "tasks", "from", "rules", "licence", "citation", "source", "split", keys=3, uncut=True)
     for one in CATALOGUE.values():
         count = "-" if one.rows is None else str(one.rows)
         table.add_row(one.name, count, _place(one), one.adapter, one.licence, one.citation, one.source, one.split)

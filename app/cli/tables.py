@@ -56,7 +56,8 @@ class SafeConsole(Console):
 class Table:
     """Rows of cells below headers, the most important column first.
 
-    right: the headers of columns with numbers. keys: number of columns that are never left out.
+    right: the headers of columns with numbers. keys: number of columns that are never left out. uncut: these are not
+    shortened while others can be left out.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Table:
         right: Collection[str] = (),
         title: str = "",
         keys: int = 1,
+        uncut: bool = False,
         header: bool = True,
     ) -> None:
         self._headers = headers
@@ -72,6 +74,7 @@ class Table:
         self._rows: list[list[Cell]] = []
         self._title = title
         self._keys = keys
+        self._uncut = uncut
         self._header = header
 
     def add_row(self, *cells: Cell) -> None:
@@ -102,7 +105,8 @@ class Table:
         natural = [max(cell_len(str(row[place])) for row in cells) for place in range(len(self._headers))]
         least = [min(one, _LEAST) for one in natural]
         shown = len(natural)
-        while shown > self._keys and sum(least[:shown]) + _GAP * (shown - 1) > width:
+        needed = [*natural[: self._keys], *least[self._keys :]] if self._uncut else least
+        while shown > self._keys and sum(needed[:shown]) + _GAP * (shown - 1) > width:
             shown -= 1
         widths, spare = least[:shown], width - sum(least[:shown]) - _GAP * (shown - 1)
         for place in range(shown):  # the first columns get their natural width first
