@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from app.experience.hand_out import Experience
     from app.ledger import stream
     from app.ledger.accept import Accepted, NewRun
-    from app.remote import RemoteInstallation, RemoteRun
+    from app.remote import RemoteInstallation
 
 # Modules to accept, cancel and follow are imported where they are used: listing runs needs a third of the modules.
 
@@ -230,7 +230,7 @@ class MegaFlow:
     def _remote(self) -> RemoteInstallation | None:
         return None if isinstance(self.installation, LedgerInstallation) else self.installation
 
-    def _accepted(self, accepted: RemoteRun | Accepted) -> Run:
+    def _accepted(self, accepted: Accepted) -> Run:
         return self.run(accepted.run_id, accepted.task_ids, accepted.names)
 
     def run(self, run_id: UUID, task_ids: Sequence[UUID] | None = None, names: Sequence[str] | None = None) -> Run:
@@ -347,7 +347,7 @@ class Handle:
 
     def status(self) -> TaskState:
         """Returns the task's state now."""
-        return self.flow.installation.state(self.task_id)
+        return self.flow.installation.results([self.task_id])[0].state
 
     def result(self, timeout: float | None = None) -> TaskResult:
         """Waits for the end; returns verdict, end reason, artifacts, phase times, attempts.

@@ -13,49 +13,42 @@ from typing import Any, ClassVar
 class MegaFlowError(Exception):
     """Base class of what MegaFlow refuses or fails to do, with a message for users.
 
-    `exit_code` is the exit code of the command line (sysexits' numbers where one fits).
+    `exit_code` is the exit code of the command line (sysexits' numbers where one fits); a subclass without one has its
+    parent's.
     """
 
     exit_code: ClassVar[int] = 1
+
+    def __init_subclass__(cls, exit_code: int | None = None) -> None:
+        if exit_code is not None:
+            cls.exit_code = exit_code
 
 
 # --- User input ----------------------------------------------------------------------------------------------------
 
 
-class SettingsInvalid(MegaFlowError):
+class SettingsInvalid(MegaFlowError, exit_code=78):
     """A setting is unknown, malformed or missing."""
 
-    exit_code = 78
 
-
-class SpecInvalid(MegaFlowError):
+class SpecInvalid(MegaFlowError, exit_code=65):
     """A task, a row or a folder is malformed; nothing of its batch was accepted."""
 
-    exit_code = 65
 
-
-class OptionInvalid(SpecInvalid):
+class OptionInvalid(SpecInvalid, exit_code=64):
     """A command-line word, or the API argument that it stands for, is wrong; nothing was accepted."""
 
-    exit_code = 64
 
-
-class ReportRefused(MegaFlowError):
+class ReportRefused(MegaFlowError, exit_code=65):
     """The runs do not support a figure; the message names it and how to get it nevertheless."""
 
-    exit_code = 65
 
-
-class ExportRefused(MegaFlowError):
+class ExportRefused(MegaFlowError, exit_code=65):
     """The file or folder to write exists already, or the format cannot hold the selection; nothing was written."""
 
-    exit_code = 65
 
-
-class SampleRefused(MegaFlowError):
+class SampleRefused(MegaFlowError, exit_code=65):
     """The record of an attempt cannot be trained on, or a batch cannot be handed out or committed."""
-
-    exit_code = 65
 
 
 class RowBroken(SpecInvalid):
@@ -76,28 +69,20 @@ class DatasetInvalid(SpecInvalid):
     field: str = ""
 
 
-class DatasetUnknown(DatasetInvalid):
+class DatasetUnknown(DatasetInvalid, exit_code=64):
     """The argument names no dataset, or does not say whose rows it means."""
 
-    exit_code = 64
 
-
-class DatasetUnavailable(MegaFlowError):
+class DatasetUnavailable(MegaFlowError, exit_code=69):
     """A dataset's server does not answer, refuses, or must not be used; the data on this host is not enough."""
 
-    exit_code = 69
 
-
-class DependencyMissing(MegaFlowError):
+class DependencyMissing(MegaFlowError, exit_code=69):
     """The command needs packages of an extra that is not installed."""
 
-    exit_code = 69
 
-
-class UnknownName(MegaFlowError):
+class UnknownName(MegaFlowError, exit_code=64):
     """No agent, dataset, mode, run, task or schedule has this name."""
-
-    exit_code = 64
 
     @classmethod
     def of(cls, kind: str, found: str, known: list[str]) -> UnknownName:
@@ -118,95 +103,67 @@ class AmbiguousName(UnknownName):
     """Several objects have this name, or an id with this end."""
 
 
-class IdempotencyConflict(MegaFlowError):
+class IdempotencyConflict(MegaFlowError, exit_code=65):
     """The idempotency key was used before, for a different task."""
 
-    exit_code = 65
 
-
-class LimitInvalid(MegaFlowError):
+class LimitInvalid(MegaFlowError, exit_code=64):
     """A limit, quota, weight or resource class is unknown or has an impossible value; nothing was changed."""
 
-    exit_code = 64
 
-
-class NotSignedIn(MegaFlowError):
+class NotSignedIn(MegaFlowError, exit_code=77):
     """The token for the web server is missing, unknown or expired."""
 
-    exit_code = 77
 
-
-class NotAllowed(MegaFlowError):
+class NotAllowed(MegaFlowError, exit_code=77):
     """The token's scopes do not include this, or a browser's form did not come from our page."""
 
-    exit_code = 77
 
-
-class TooManyRequests(MegaFlowError):
+class TooManyRequests(MegaFlowError, exit_code=75):
     """The caller sends more requests to the web server than allowed."""
 
-    exit_code = 75
 
-
-class QuotaExceeded(MegaFlowError):
+class QuotaExceeded(MegaFlowError, exit_code=75):
     """The request exceeds the user's quota; nothing was accepted."""
-
-    exit_code = 75
 
 
 # --- Services and the ledger ---------------------------------------------------------------------------------------
 
 
-class DatabaseUnavailable(MegaFlowError):
+class DatabaseUnavailable(MegaFlowError, exit_code=69):
     """PostgreSQL does not answer; nothing was changed."""
-
-    exit_code = 69
 
 
 class ServerUnavailable(DatabaseUnavailable):
     """The web server of an installation, or its database, does not answer; it may have carried out the request."""
 
 
-class NotRemote(MegaFlowError):
+class NotRemote(MegaFlowError, exit_code=64):
     """The operation has no form over the HTTP API: it needs the installation's own machine."""
 
-    exit_code = 64
 
-
-class BrokerUnavailable(MegaFlowError):
+class BrokerUnavailable(MegaFlowError, exit_code=69):
     """Redis does not answer."""
 
-    exit_code = 69
 
-
-class StackNotRunning(MegaFlowError):
+class StackNotRunning(MegaFlowError, exit_code=69):
     """The command needs a running system."""
 
-    exit_code = 69
 
-
-class InstallationFailed(MegaFlowError):
+class InstallationFailed(MegaFlowError, exit_code=69):
     """A required installation on this machine failed."""
 
-    exit_code = 69
 
-
-class ArtifactStoreUnavailable(MegaFlowError):
+class ArtifactStoreUnavailable(MegaFlowError, exit_code=69):
     """The object store refuses or does not answer."""
 
-    exit_code = 69
 
-
-class ArtifactMissing(MegaFlowError):
+class ArtifactMissing(MegaFlowError, exit_code=66):
     """The object is not in the store."""
 
-    exit_code = 66
 
-
-class ArtifactChanged(MegaFlowError):
+class ArtifactChanged(MegaFlowError, exit_code=65):
     """The stored object does not match the recorded sha256; it was not used."""
-
-    exit_code = 65
 
 
 class IllegalMove(MegaFlowError):
@@ -217,10 +174,8 @@ class StaleWriter(MegaFlowError):
     """This attempt is no longer the task's current one; its write was refused and it must stop."""
 
 
-class WaitTimeout(MegaFlowError, TimeoutError):
+class WaitTimeout(MegaFlowError, TimeoutError, exit_code=75):
     """The task had not ended within the caller's timeout. The task goes on."""
-
-    exit_code = 75
 
 
 # --- Steps of a task -----------------------------------------------------------------------------------------------
@@ -230,10 +185,8 @@ class StationError(MegaFlowError):
     """A step of an attempt failed. Blamed on `infrastructure` unless a subclass differs."""
 
 
-class EngineUnavailable(StationError):
+class EngineUnavailable(StationError, exit_code=69):
     """No container engine answers."""
-
-    exit_code = 69
 
 
 class ImageUnavailable(StationError):
@@ -302,48 +255,36 @@ class HostDiskFull(EnvironmentFailed):
     """The environment was ended because its host's disk was nearly full: it wrote most, but within its own limit."""
 
 
-class DiskFull(StationError):
+class DiskFull(StationError, exit_code=74):
     """No space left where the task's data goes."""
 
-    exit_code = 74
 
-
-class AgentUnavailable(StationError):
+class AgentUnavailable(StationError, exit_code=69):
     """The agent's framework is not installed, and its installation failed."""
 
-    exit_code = 69
 
-
-class AgentNotSetUp(AgentUnavailable):
+class AgentNotSetUp(AgentUnavailable, exit_code=78):
     """The agent cannot be installed until a setting or this host changes; a retry would fail the same way."""
 
-    exit_code = 78
 
-
-class AgentUnsuitable(StationError):
+class AgentUnsuitable(StationError, exit_code=65):
     """The environment cannot run the agent's framework: another C library, another architecture."""
-
-    exit_code = 65
 
 
 class AgentFailed(StationError):
     """The agent's framework failed; a result of the agent, not of the infrastructure."""
 
 
-class CallThrottled(MegaFlowError):
+class CallThrottled(MegaFlowError, exit_code=75):
     """A model call waited for `limit` as long as allowed. Blamed on the infrastructure, never on the model."""
-
-    exit_code = 75
 
     def __init__(self, message: str, limit: str) -> None:
         super().__init__(message)
         self.limit = limit
 
 
-class ModelEndpointUnavailable(StationError):
+class ModelEndpointUnavailable(StationError, exit_code=69):
     """The model endpoint is down or sends invalid responses."""
-
-    exit_code = 69
 
 
 class ModelRefused(ModelEndpointUnavailable):

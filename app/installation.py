@@ -18,15 +18,20 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from app.errors import AmbiguousName, ArtifactMissing, BrokerUnavailable, DatabaseUnavailable, SpecInvalid, UnknownName
-from app.ledger import names, quotas, results
+from app.ledger import events, limits, names, pauses, quotas, results, schedules, stream
 from app.ledger.database import Database, sql
+from app.ledger.events import EventRecord
+from app.ledger.limits import Use
 from app.ledger.outcomes import Outcomes
+from app.ledger.pauses import Change
 from app.ledger.quotas import Quota, QuotaUsage
 from app.ledger.results import Progress, RunStatus
+from app.ledger.schedules import Schedule
+from app.ledger.stream import StreamedEvent
+from app.ledger.users import record_action
 from app.models.kinds import UsageBy
 from app.models.outcome import Artifact, TaskResult
 from app.models.spec import ModelChoice
-from app.models.states import TaskState
 from app.models.validation import VALIDATORS
 from app.settings import Settings
 
@@ -40,13 +45,8 @@ if TYPE_CHECKING:
     from app.evaluation.report import Report
     from app.evaluation.transcripts import TranscriptReport
     from app.ledger.accept import NewRun
-    from app.ledger.events import EventRecord
-    from app.ledger.limits import Use
     from app.ledger.model_usage import UsageRow
-    from app.ledger.pauses import Change
-    from app.ledger.schedules import Schedule
     from app.ledger.stories import RunStory, TaskStory
-    from app.ledger.stream import StreamedEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,6 @@ class RunNotes:
 
 def record_command(database: Database, action: str, subject: object, reason: str = "", **data: Any) -> None:
     """Records a command that changed the database directly, under its system account: no user has such a name."""
-    from app.ledger.users import record_action
-
     try:
         account = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # often in a container
@@ -178,14 +176,8 @@ class LedgerInstallation:
         """Returns the results in the order of `task_ids`. Raises: UnknownName."""
         return results.results(self.database, task_ids)
 
-    def state(self, task_id: UUID) -> TaskState:
-        """Raises: UnknownName."""
-        return results.state_of(self.database, task_id)
-
     def task_events(self, task_id: UUID) -> list[EventRecord]:
         """Returns all events of a task, in order."""
-        from app.ledger import events
-
         return events.of_task(self.database, task_id)
 
     def content(self, attempt_id: UUID, artifact: Artifact) -> bytes:
@@ -225,8 +217,6 @@ class LedgerInstallation:
         outage: Callable[[DatabaseUnavailable], object] | None,
     ) -> Iterator[StreamedEvent]:
         """Yields events as `MegaFlow.events` does."""
-        from app.ledger import stream
-
         filters, at = stream.EventFilter(tuple(kinds), run_id, task_id), stream.place(self.database, position)
         if follow:
             yield from stream.follow(self.database, at, stop, filters, outage=outage)
@@ -239,16 +229,12 @@ class LedgerInstallation:
 
     def pause(self, run: str, reason: str) -> Change:
         """Raises: UnknownName, AmbiguousName."""
-        from app.ledger import pauses
-
         change = pauses.pause(self.database, run, reason)
         record_command(self.database, "run.paused", change.run_id, reason)
         return change
 
     def resume(self, run: str) -> Change:
         """Raises: UnknownName, AmbiguousName."""
-        from app.ledger import pauses
-
         change = pauses.resume(self.database, run)
         record_command(self.database, "run.resumed", change.run_id)
         return change
@@ -257,7 +243,6 @@ class LedgerInstallation:
         """Returns every limit that is set, held or waited for. unknown: called if the use of model calls is unknown."""
         import redis
 
-        from app.ledger import limits
         from app.model_service import limiter
 
         by_name = {use.name: use for use in limits.show(self.database, self.settings)}
@@ -275,8 +260,6 @@ class LedgerInstallation:
 
     def set_limit(self, name: str, capacity: float | None, reason: str = "") -> None:
         """Sets a limit; None restores its default. Raises: LimitInvalid."""
-        from app.ledger import limits
-
         if capacity is None:
             limits.clear_limit(self.database, name)
         else:
@@ -300,21 +283,15 @@ class LedgerInstallation:
 
     def schedules(self) -> list[Schedule]:
         """Returns recurring evaluations, by name."""
-        from app.ledger import schedules
-
         return schedules.all_of(self.database)
 
     def add_schedule(self, name: str, cron: str, submission: Submission, misfire: str, reason: str = "") -> None:
         """Raises: SpecInvalid."""
-        from app.ledger import schedules
-
         schedules.add(self.database, name=name, cron=cron, misfire=misfire, **submission.scheduled())
         record_command(self.database, "schedule.added", name, reason)
 
     def remove_schedule(self, name: str, reason: str = "") -> None:
         """Raises: UnknownName."""
-        from app.ledger import schedules
-
         schedules.remove(self.database, name)
         record_command(self.database, "schedule.removed", name, reason)
 

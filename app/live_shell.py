@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -62,11 +62,7 @@ class ShellRequest:
     user_name: str
     rows: int
     columns: int
-    session: str = ""
-
-    @classmethod
-    def new(cls, attempt_id: UUID, user_name: str, rows: int, columns: int) -> ShellRequest:
-        return cls(str(attempt_id), user_name, rows, columns, uuid.uuid4().hex)
+    session: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 @dataclass(frozen=True, slots=True)

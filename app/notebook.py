@@ -28,8 +28,7 @@ def frame_of(results: Iterable[TaskResult]) -> pandas.DataFrame:
         import pandas
     except ModuleNotFoundError:
         raise DependencyMissing("expected the extra `notebook`, found no pandas; pip install '.[notebook]'") from None
-    rows = [_row(one) for one in results]
-    frame = pandas.DataFrame.from_records(rows, columns=list(_row(_NOTHING)) if not rows else None)
+    frame = pandas.DataFrame.from_records([_row(one) for one in results])
     return frame.astype({"reward": "float64", **{f"{step}_s": "float64" for step in STEPS}})
 
 
@@ -53,11 +52,6 @@ def _row(one: TaskResult) -> dict[str, Any]:
         "attempts": len(one.attempts),
         **{f"{step}_s": seconds.get(step) for step in STEPS},
     }
-
-
-_NOTHING = TaskResult.model_validate(
-    {"task_id": "0" * 32, "run_id": "0" * 32, "name": "", "agent": "", "mode": "ephemeral", "state": "pending"}
-)
 
 
 def html_of_run(status: RunStatus, page: str, tasks: Sequence[TaskResult]) -> str:

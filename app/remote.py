@@ -20,15 +20,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from app.errors import BrokerUnavailable, DatabaseUnavailable, ExportRefused, ServerUnavailable, TooManyRequests
 from app.installation import RunNotes
+from app.ledger.accept import Accepted
 from app.ledger.events import EventRecord
+from app.ledger.limits import Use
+from app.ledger.model_usage import UsageRow
+from app.ledger.pauses import Change
 from app.ledger.quotas import Quota, QuotaUsage
 from app.ledger.results import Progress, RunStatus
+from app.ledger.schedules import Schedule
+from app.ledger.stories import RunStory, TaskStory
 from app.ledger.stream import StreamedEvent
 from app.models.graphs import NO_UPSTREAM, ComesAfter
 from app.models.groups import Adaptive
 from app.models.kinds import UsageBy
 from app.models.outcome import Artifact, TaskResult
-from app.models.states import TaskState
 from app.remote_http import Ask, WebServer
 
 if TYPE_CHECKING:
@@ -38,11 +43,6 @@ if TYPE_CHECKING:
     from app.evaluation.export import ExportFormat, ExportSummary
     from app.evaluation.report import Report
     from app.evaluation.transcripts import TranscriptReport
-    from app.ledger.limits import Use
-    from app.ledger.model_usage import UsageRow
-    from app.ledger.pauses import Change
-    from app.ledger.schedules import Schedule
-    from app.ledger.stories import RunStory, TaskStory
 
 Model = TypeVar("Model")
 
@@ -60,15 +60,6 @@ _PAUSE_S = 1.0
 
 def _earlier(upstream: ComesAfter) -> list[dict[str, UUID]]:
     return [{"task_id": one} for one in sorted(upstream.tasks)]
-
-
-class RemoteRun:
-    """Ids of a run and its tasks, as the server returned them."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.run_id = UUID(given["run_id"])
-        self.task_ids = [UUID(one) for one in given["task_ids"]]
-        self.names: list[str] = given["names"]
 
 
 class RemoteInstallation:
@@ -91,14 +82,14 @@ class RemoteInstallation:
 
     def submit(
         self, submission: Submission, idempotency_key: str | None, upstream: ComesAfter = NO_UPSTREAM
-    ) -> RemoteRun:
+    ) -> Accepted:
         """Makes the server read a dataset and accept its tasks as one run."""
         body = {"submission": submission.model_dump(mode="json", exclude_defaults=True), "after": _earlier(upstream)}
         return self._submitted(body, idempotency_key)
 
     def enqueue(
         self, options: Mapping[str, Any], idempotency_key: str | None, upstream: ComesAfter = NO_UPSTREAM
-    ) -> RemoteRun:
+    ) -> Accepted:
         """Submits tasks as one run. options: as in `MegaFlow.enqueue_many`.
 
         The user `default` stands for the token's user.
@@ -112,11 +103,11 @@ class RemoteInstallation:
         given |= {"tasks": list(given["tasks"]), "after": _earlier(upstream), "inputs": inputs}
         return self._submitted(given, idempotency_key)
 
-    def _submitted(self, body: Mapping[str, Any], idempotency_key: str | None) -> RemoteRun:
+    def _submitted(self, body: Mapping[str, Any], idempotency_key: str | None) -> Accepted:
         """Submits a run; generates an idempotency key when none is given, so that retries are safe."""
         key = idempotency_key or f"client-{uuid.uuid4()}"
         request = Ask("POST", "/runs", body={**body, "idempotency_key": key}, again=True, timeout_s=600)
-        return RemoteRun(self.server.json(request))
+        return self._answer(Accepted, request)
 
     def find_run(self, name: str) -> UUID:
         return self._get(UUID, "/find", {"run": name})
@@ -153,9 +144,6 @@ class RemoteInstallation:
             for part in _parts(task_ids, _RESULTS)
             for one in self._post(list[TaskResult], "/tasks/results", {"task_ids": part}, again=True)
         ]
-
-    def state(self, task_id: UUID) -> TaskState:
-        return self._get(TaskResult, f"/tasks/{task_id}").state
 
     def task_events(self, task_id: UUID) -> list[EventRecord]:
         return self._get(list[EventRecord], f"/tasks/{task_id}/events")
@@ -227,19 +215,13 @@ class RemoteInstallation:
             stop.wait(_PAUSE_S)
 
     def pause(self, run: str, reason: str) -> Change:
-        from app.ledger.pauses import Change
-
         return self._post(Change, f"/runs/{self.find_run(run)}/pause", {"reason": reason}, again=True)
 
     def resume(self, run: str) -> Change:
-        from app.ledger.pauses import Change
-
         return self._post(Change, f"/runs/{self.find_run(run)}/resume", {}, again=True)
 
     def limits(self, unknown: Callable[[BrokerUnavailable], object]) -> list[Use]:
         """Returns every limit that is set, held or waited for. unknown: never called; the server logs the reason."""
-        from app.ledger.limits import Use
-
         return self._get(list[Use], "/limits")
 
     def set_limit(self, name: str, capacity: float | None, reason: str = "") -> None:
@@ -263,8 +245,6 @@ class RemoteInstallation:
 
     def schedules(self) -> list[Schedule]:
         """Returns recurring evaluations, by name: the user's own, or all for an administrator."""
-        from app.ledger.schedules import Schedule
-
         return self._get(list[Schedule], "/schedules")
 
     def remove_schedule(self, name: str, reason: str = "") -> None:
@@ -273,19 +253,13 @@ class RemoteInstallation:
     def usage(
         self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None
     ) -> list[UsageRow]:
-        from app.ledger.model_usage import UsageRow
-
         query = {"by": by, "run": run_id, "user": user, "since": since, "until": until}
         return self._get(list[UsageRow], "/usage", query)
 
     def explain_run(self, run_id: UUID) -> RunStory:
-        from app.ledger.stories import RunStory
-
         return self._get(RunStory, f"/runs/{run_id}/explanation")
 
     def explain_task(self, task_id: UUID) -> TaskStory:
-        from app.ledger.stories import TaskStory
-
         return self._get(TaskStory, f"/tasks/{task_id}/explanation")
 
     def report(self, run_id: UUID, *, allow_loss: bool) -> Report:

@@ -53,8 +53,8 @@ class Settings(ProviderSettings):
         pattern=r"^[a-z0-9][a-z0-9-]{0,40}$",
     )
     """Name of the installation, a label on everything it creates in the engine. Installations of one name remove each
-    other's containers. Not set: the name in the file `home`/installation (`default` in a home of an earlier version; a
-    copied home needs another name); with MEGAFLOW_DATABASE_URL, which several hosts may share: `default`."""
+    other's containers. Not set: the name in the file `home`/installation (a copied home needs another name);
+    with MEGAFLOW_DATABASE_URL, which several hosts may share: `default`."""
     broker_url: SecretStr | None = None
     """`redis://…`; None: the embedded Redis, on a Unix socket in `home`."""
     artifacts_url: str | None = None

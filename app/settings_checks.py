@@ -94,16 +94,10 @@ def name_file(home: Path) -> Path:
 
 
 def name_of(home: Path) -> str:
-    """Returns an installation's default name: derived from the path of its home, so different for each home.
-
-    A stack's log without the name file is from a version that named every home `default`.
-    """
-    used = os.path.isfile(
-        home / "logs" / "supervisord.log"
-    )  # checked first: a new home gets its name file before its log
+    """Returns an installation's default name: derived from the path of its home, so different for each home."""
     with suppress(OSError):
         if name := name_file(home).read_text().strip():
             return name
     real = os.path.realpath(home)
     word = re.sub(r"[^a-z0-9]+", "-", os.path.basename(real).lower())[:24].strip("-")
-    return "default" if used else f"{word or 'home'}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}"
+    return f"{word or 'home'}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}"

@@ -23,10 +23,6 @@ Names = Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Name
 agents = typer.Typer(help="Agents: list them, install their frameworks.")
 
 
-def register(cli: typer.Typer) -> None:
-    cli.add_typer(agents, name="agents")
-
-
 @dataclass(frozen=True)
 class AgentListing:
     """Row of the list of agents. `installed`: None for an agent that needs no installation."""

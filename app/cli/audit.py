@@ -30,11 +30,6 @@ UNSEEN = 69
 """Exit code when the engine or a provider did not answer."""
 
 
-def register(cli: typer.Typer) -> None:
-    for command in (receipt, audit):
-        cli.command()(command)
-
-
 def receipt(
     run: Annotated[str, typer.Argument(help="A run's id, the end of its id, or its name.")], json: Json = False
 ) -> None:

@@ -25,11 +25,6 @@ _LOOK_S = 0.5
 """Seconds between two checks of draining instances."""
 
 
-def register(cli: typer.Typer) -> None:
-    for command in (pause, resume, drain, instances, budget):
-        cli.command()(command)
-
-
 def pause(
     run: Run,
     reason: Annotated[str, typer.Option(help="Shown where the run's tasks wait.")] = "",
@@ -121,7 +116,7 @@ def drain(
         )
         nudge(flow.settings, ledger.drain(flow.database, ids, why))
         if wait:
-            _until_gone(flow.database, ids, timeout)
+            until_gone(flow.database, ids, timeout)
         left = ledger.live(flow.database, ids)
     ended, busy = len(ids) - len(left), sum(row.used for row in left)
     text = f"{len(ids)} instance(s) told to drain: {ended} gone, {busy} attempt(s) run on the rest"
@@ -136,8 +131,8 @@ def _of_class(flow: MegaFlow, name: str) -> list[UUID]:
     return [row.id for row in ledger.live(flow.database) if row.resource_class == name]
 
 
-def _until_gone(database: Database, ids: Sequence[UUID], timeout: float | None) -> None:
-    """Raises: WaitTimeout."""
+def until_gone(database: Database, ids: Sequence[UUID], timeout: float | None) -> None:
+    """Waits until draining instances have left; says how many have not. Raises: WaitTimeout, DatabaseUnavailable."""
     until = None if timeout is None else time.monotonic() + timeout
     previous = None
     while left := ledger.live(database, ids):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ import typer
 
 from app.cli.show import Json, as_json, console, say
 from app.cli.tables import Table, shortened
+from app.cli.validate import validate
 from app.datasets.catalogue import CATALOGUE, KnownDataset
 from app.datasets.entries import DatasetFault, OpenedDataset, fault_of
 from app.datasets.source import open_dataset
@@ -28,20 +28,14 @@ Named = Annotated[str, typer.Argument(metavar="DATASET", help="NAME[@REVISION], 
 Kind = Annotated[EnvironmentKind, typer.Option("--environment", help="As for `megaflow submit`.")]
 
 dataset = typer.Typer(help="Datasets: list, fetch, look at and check them.", no_args_is_help=True)
+dataset.command()(validate)
 
 _SHOWN = 10
 """Maximum number of languages, repositories and task names shown."""
-_NUMBER = re.compile(r"(\d+)")
 _LONGEST_FAULT = 300
 """Maximum number of terminal cells of a fault's line; `--json` has it whole."""
 _BAD = 65
 """Exit code of a dataset with bad rows, as in sysexits."""
-
-
-def _by_task(where: str) -> list[tuple[str, int]]:
-    """Returns a sort key that puts `row 9` before `row 10`."""
-    parts = _NUMBER.split(where)
-    return [(text, int(number or 0)) for text, number in zip(parts[::2], [*parts[1::2], ""], strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +69,7 @@ def linted(name: str, settings: Settings, kind: EnvironmentKind = EnvironmentKin
     try:
         with opened_dataset(name, settings, kind, strict=True) as dataset:
             checks = list(dataset.checked())
-            faults = tuple(sorted(filter(None, checks), key=lambda one: _by_task(one.where)))
+            faults = tuple(filter(None, checks))
             if not faults:
                 dataset.entries()  # raises when something is missing, or two tasks have one name
     except DatasetUnknown:
@@ -83,13 +77,6 @@ def linted(name: str, settings: Settings, kind: EnvironmentKind = EnvironmentKin
     except SpecInvalid as error:
         return LintFindings(0, (fault_of(error, name),))
     return LintFindings(checks.count(None), faults)
-
-
-def register(cli: typer.Typer) -> None:
-    from app.cli import validate
-
-    validate.add_to(dataset)
-    cli.add_typer(dataset, name="dataset")
 
 
 @dataset.command(name="list")

@@ -33,15 +33,7 @@ _NOT_VALID = 1
 """Exit code when an environment was not built, or is not valid."""
 
 env = typer.Typer(help="Environments: build the images of tasks from sources.", no_args_is_help=True)
-
-
-def register(cli: typer.Typer) -> None:
-    cli.add_typer(env, name="env")
-
-
-@env.callback()
-def _env() -> None:
-    """Keeps `build` a subcommand: Typer drops the name of a sole command."""
+env.callback()(lambda: None)  # a group, although it has one command
 
 
 @dataclass(frozen=True, slots=True)

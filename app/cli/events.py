@@ -28,11 +28,6 @@ Kinds = Annotated[
 ]
 
 
-def register(cli: typer.Typer) -> None:
-    cli.command()(events)
-    cli.add_typer(webhooks, name="webhooks")
-
-
 def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Also print new events, until interrupted.")] = False,
     begin: Annotated[

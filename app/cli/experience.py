@@ -23,10 +23,6 @@ experience = typer.Typer(
 )
 
 
-def register(cli: typer.Typer) -> None:
-    cli.add_typer(experience, name="experience")
-
-
 @experience.command(name="open")
 def open_run(
     run: NamedRun,

@@ -22,10 +22,6 @@ _BAR = 30
 """Columns of the longest bar."""
 
 
-def register(cli: typer.Typer) -> None:
-    cli.command()(explain)
-
-
 def explain(
     target: Annotated[
         str, typer.Argument(metavar="TASK|RUN", help="Id of a task or run, the end of an id, or a run's name.")

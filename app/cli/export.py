@@ -13,11 +13,6 @@ from app.client import MegaFlow
 from app.evaluation.export import ExportFormat
 
 
-def register(cli: typer.Typer) -> None:
-    for command in (export, bundle):
-        cli.command()(command)
-
-
 def export(
     run: NamedRun,
     form: Annotated[ExportFormat, typer.Option("--format", help="Format to write.")],

@@ -1,4 +1,4 @@
-"""Defines the group of all commands. A command's module is imported only when that command is invoked."""
+"""Defines the group of all commands. A command's module has it under its name, and is imported when it is invoked."""
 
 from __future__ import annotations
 
@@ -48,9 +48,14 @@ class Commands(TyperGroup):
         _log_to_stderr()
         loaded = typer.Typer(add_completion=False, rich_markup_mode=None)  # Rich reads `[…]` as markup
         try:
-            import_module(f"app.cli.{COMMANDS[name].module}").register(loaded)
+            module = import_module(f"app.cli.{COMMANDS[name].module}")
         except ModuleNotFoundError as error:
             raise missing(error, name) from error
+        found = getattr(module, name)  # a function, or the group of several
+        if isinstance(found, typer.Typer):
+            loaded.add_typer(found, name=name)
+        else:
+            loaded.command(name=name, epilog=getattr(module, "EPILOG", None))(found)
         command = typer.main.get_group(loaded).commands[name]
         _with_keys(command, name)
         return command

@@ -14,10 +14,6 @@ from app.errors import OptionInvalid
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def register(cli: typer.Typer) -> None:
-    cli.command()(hosts)
-
-
 def invite(
     name: Annotated[str, typer.Option(help="Name of the host; default: the name that it gives itself.")] = "",
     expires: Annotated[str, typer.Option(help="Time for which the token is valid: 1h, 30m, 7d.")] = "1h",

@@ -21,11 +21,7 @@ from app.settings import Settings
 from app.workers.semaphores import LedgerSemaphore
 
 images = typer.Typer(help="Images: fill a registry for a dataset.", no_args_is_help=True)
-
-
-def register(cli: typer.Typer) -> None:
-    images.callback()(lambda: None)  # a group, although it has one command
-    cli.add_typer(images, name="images")
+images.callback()(lambda: None)  # a group, although it has one command
 
 
 @images.command()

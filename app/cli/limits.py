@@ -26,11 +26,6 @@ quota = typer.Typer(help="Quotas: show, set or clear what a user may have at onc
 Why = Annotated[str, typer.Option("--reason", help="Stored with the user and the time; shown on the page `/actions`.")]
 
 
-def register(cli: typer.Typer) -> None:
-    cli.add_typer(limits, name="limits")
-    cli.add_typer(quota, name="quota")
-
-
 @limits.callback(invoke_without_command=True)
 def show_limits(context: typer.Context, json: Json = False) -> None:
     """List limits: their use, waiting attempts and capacity."""

@@ -14,7 +14,15 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter
 
-from app.errors import DatabaseUnavailable, NotSignedIn, OptionInvalid, SettingsInvalid, StackNotRunning
+from app.cli.control import until_gone
+from app.errors import (
+    DatabaseUnavailable,
+    NotSignedIn,
+    OptionInvalid,
+    SettingsInvalid,
+    StackNotRunning,
+    WaitTimeout,
+)
 from app.instances.joining import HostCredentials, keys_of_all, placed
 from app.ledger import hosts, instances
 from app.ledger.database import Database
@@ -88,17 +96,11 @@ def drain(settings: Settings, database: Database, name: str, report: Report, *, 
     ids = hosts.standing(database, name)
     instances.drain(database, ids, hosts.LEAVES)
     nudge(settings, ids)
-    until = time.monotonic() + wait_s
-    running = -1
-    while left := instances.live(database, ids) if ids else []:
-        used = sum(one.used for one in left)
-        if used != running:
-            report(f"{name}: {used} attempts run")
-        running = used
-        if time.monotonic() > until:
-            report(f"{name}: gave up waiting for {used} attempts; they start again elsewhere")
-            return
-        time.sleep(_LOOK_S)
+    try:
+        if ids:
+            until_gone(database, ids, wait_s)
+    except WaitTimeout as error:
+        report(f"{name}: gave up: {error}; its attempts start again elsewhere")
 
 
 def wait_until_ready(settings: Settings, name: str, *, timeout_s: float) -> bool:

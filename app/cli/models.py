@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from pydantic import ValidationError
@@ -32,10 +32,6 @@ Engine = Annotated[
 models = typer.Typer(help="Models and the inference servers that serve them.", no_args_is_help=True)
 
 _SAYS = {"chat": Dialect.CHAT, "responses": Dialect.RESPONSES, "messages": Dialect.MESSAGES}
-
-
-def register(cli: typer.Typer) -> None:
-    cli.add_typer(models, name="models")
 
 
 _COLUMNS: dict[str, Callable[[ModelReplica], str]] = {
@@ -74,7 +70,8 @@ def add(
         int | None, typer.Option(help="Tokens of prompt and answer; default: the server's.")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help=f"{', '.join(kind for kind in EngineKind if kind)}; default: detected.")
+        Literal["vllm", "sglang", "transformers", "replay", "openai"] | None,
+        typer.Option(help="Kind of the server; default: detected."),
     ] = None,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Add it without a check, e.g. before it starts.")
@@ -90,7 +87,7 @@ def add(
         dialects=tuple(dict.fromkeys(_dialect(one) for one in speaks or ())),
         api_key_env=api_key_env,
         context_tokens=context_tokens,
-        engine=_engine(engine),
+        engine=EngineKind(engine or ""),
     )
     with MegaFlow() as flow:
         ledger.check_new(new)
@@ -205,10 +202,3 @@ def _dialect(said: str) -> Dialect:
     if said in _SAYS:
         return _SAYS[said]
     raise LimitInvalid(f"--speaks: expected one of {', '.join(_SAYS)}, found {said!r}; nothing was changed")
-
-
-def _engine(said: str | None) -> EngineKind:
-    known = [kind.value for kind in EngineKind if kind]
-    if said is not None and said not in known:
-        raise LimitInvalid(f"--engine: expected one of {', '.join(known)}, found {said!r}; nothing was changed")
-    return EngineKind(said or "")

@@ -58,23 +58,18 @@ def follow(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) 
 
 def wait(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) -> None:
     """Shows progress until all tasks have ended. Raises: WaitTimeout."""
+    run_ids, begun = [run.id for run in watched], time.monotonic()
     with display() as show:
-        _wait(flow, [run.id for run in watched], show, timeout)
-
-
-def _wait(flow: MegaFlow, run_ids: list[UUID], show: Callable[[list[str]], None], timeout: float | None) -> None:
-    begun = time.monotonic()
-    first = flow.installation.progress(run_ids)
-    now = first
-    while True:
-        elapsed_s = time.monotonic() - begun
-        show(lines(now, elapsed_s, ended_before=first.ended))
-        if now.done:
-            return
-        if timeout is not None and elapsed_s >= timeout:
-            raise WaitTimeout(f"{now.total - now.ended} tasks had not ended after {timeout:g} s; they go on")
-        time.sleep(_LOOK_S if timeout is None else min(_LOOK_S, max(0.01, timeout - elapsed_s)))
-        now = flow.installation.progress(run_ids)
+        now = first = flow.installation.progress(run_ids)
+        while True:
+            elapsed_s = time.monotonic() - begun
+            show(lines(now, elapsed_s, ended_before=first.ended))
+            if now.done:
+                return
+            if timeout is not None and elapsed_s >= timeout:
+                raise WaitTimeout(f"{now.total - now.ended} tasks had not ended after {timeout:g} s; they go on")
+            time.sleep(_LOOK_S if timeout is None else min(_LOOK_S, max(0.01, timeout - elapsed_s)))
+            now = flow.installation.progress(run_ids)
 
 
 def lines(now: Progress, elapsed_s: float, *, ended_before: int = 0) -> list[str]:

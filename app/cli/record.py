@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import typer
-
 from app.cli.runs import NamedRun
 from app.cli.show import Json, answer
 from app.client import MegaFlow
 from app.errors import SpecInvalid
 from app.ledger import results
 from app.models.outcome import ArtifactKind, TaskResult
-
-
-def register(cli: typer.Typer) -> None:
-    cli.command()(record)
 
 
 def record(run: NamedRun, json: Json = False) -> None:

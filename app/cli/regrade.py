@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from app.models.spec import AgentTask
 
 
-def register(cli: typer.Typer) -> None:
-    cli.command()(regrade)
-
-
 def regrade(
     run: NamedRun,
     grader_version: Annotated[
@@ -47,13 +43,13 @@ def regrade(
 def _place(flow: MegaFlow) -> VerifierPlace:
     """Returns a function that makes environments on this host."""
     from app.artifacts.bundles import fetch_bundle
-    from app.cli.shell import EnvironmentRequest, standing
+    from app.cli.shell import standing
 
     store = flow.store
 
     def place(task: AgentTask) -> AbstractContextManager[Environment]:
-        request = EnvironmentRequest(task, lambda bundle: fetch_bundle(store, bundle))
-        return standing(request, flow.settings, task.limits.grading_timeout_s)
+        limit_s = task.limits.grading_timeout_s
+        return standing(task, lambda bundle: fetch_bundle(store, bundle), flow.settings, limit_s)
 
     return place
 

@@ -26,11 +26,6 @@ _SHOWN = 10
 """Maximum rows of a table, and names in a list, on a terminal; `--json` has all."""
 
 
-def register(cli: typer.Typer) -> None:
-    for command in (report, compare, diagnose):
-        cli.command()(command)
-
-
 def report(
     run: NamedRun,
     html: Annotated[
@@ -56,11 +51,10 @@ def report(
         run_id = flow.installation.find_run(run)
         run_report = flow.installation.report(run_id, allow_loss=allow_loss)
         findings = _transcripts_of(flow, run_report)
-        results = flow.installation.results(flow.installation.task_ids(run_id)) if plot is not None else ()
     if html is not None:
         _write_page(html, run_report, findings)
     if plot is not None:
-        plots.draw(run_report, results, plot)
+        plots.draw(run_report, plot)
         say(f"written to {plot}")
     if json:
         as_json({**run_report.model_dump(mode="json"), **({"transcripts": findings} if findings else {})})

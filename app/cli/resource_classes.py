@@ -18,10 +18,6 @@ from app.ledger.classes import ResourceClass
 classes = typer.Typer(help="Resource classes: kinds of instances, each with its own queues and capacity.")
 
 
-def register(cli: typer.Typer) -> None:
-    cli.add_typer(classes, name="classes")
-
-
 @classes.callback(invoke_without_command=True)
 def list_(context: typer.Context, json: Json = False) -> None:
     """Resource classes: kinds of instances, each with its own queues and capacity."""

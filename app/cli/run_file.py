@@ -6,23 +6,16 @@ The keys come from the command's parameters, so a new option is a key at once. T
 from __future__ import annotations
 
 from datetime import date, datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 
-from app.errors import SettingsInvalid
+from app.errors import OptionInvalid, UnknownName
 
 _NOT_KEYS = frozenset({"config", "dry_run", "help", "json"})
 """Options that control what is done with a run, and do not describe it."""
-
-
-class RunFileInvalid(SettingsInvalid):
-    """A run file that cannot be read, or has a key that is not an option."""
-
-    exit_code = 64
 
 
 def _key(parameter: Any) -> str:
@@ -32,30 +25,24 @@ def _key(parameter: Any) -> str:
 
 
 def _read(context: typer.Context, path: Path | None) -> Path | None:
-    """Makes the file's values the command's defaults. Raises: RunFileInvalid."""
+    """Makes the file's values the command's defaults. Raises: OptionInvalid."""
     if path is None or context.resilient_parsing:
         return path
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RunFileInvalid(f"{path}: expected a YAML file, found: {error}") from error
+        raise OptionInvalid(f"{path}: expected a YAML file, found: {error}") from error
     if not isinstance(given, dict):
-        raise RunFileInvalid(f"{path}: expected a mapping of options, such as `agent: oracle`; found {given!r:.60}")
+        raise OptionInvalid(f"{path}: expected a mapping of options, such as `agent: oracle`; found {given!r:.60}")
     keys = {_key(parameter): parameter for parameter in context.command.params if parameter.name not in _NOT_KEYS}
     values = {}
     for key, value in given.items():
         name = str(key).replace("_", "-")
         if name not in keys:
-            raise RunFileInvalid(f"{path}: {_unknown(str(key), list(keys))}")
+            raise UnknownName(f"{path}: {UnknownName.of('option', name, list(keys))}")
         values[keys[name].name] = _value(f"{path}: {name}", value, keys[name])
     context.default_map = {**(context.default_map or {}), **values}
     return path
-
-
-def _unknown(found: str, known: list[str]) -> str:
-    near = get_close_matches(found.replace("_", "-"), known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
-    return f"expected an option of the command, found {found!r}; {hint}"
 
 
 def _value(where: str, value: Any, parameter: Any) -> Any:
@@ -67,9 +54,9 @@ def _value(where: str, value: Any, parameter: Any) -> Any:
     for one in value if several else [value]:
         if isinstance(one, bool) != bool(getattr(parameter, "is_flag", False)):
             expected = "true or false" if getattr(parameter, "is_flag", False) else "a value"
-            raise RunFileInvalid(f"{where}: expected {expected}, found {one!r}; a text such as 'yes' needs quotes")
+            raise OptionInvalid(f"{where}: expected {expected}, found {one!r}; a text such as 'yes' needs quotes")
         if one is None or isinstance(one, list | dict):
-            raise RunFileInvalid(f"{where}: expected one value, found {one!r}")
+            raise OptionInvalid(f"{where}: expected one value, found {one!r}")
     return value
 
 

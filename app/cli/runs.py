@@ -25,11 +25,6 @@ RunOrTask = Annotated[str, typer.Argument(help="A run or a task: a name, RUN/TAS
 NamedRun = Annotated[str, typer.Argument(help="A run: its name, `latest`, or its id or the end of it.")]
 
 
-def register(cli: typer.Typer) -> None:
-    for command in (runs, status, show, logs, cancel, retry, artifacts):
-        cli.command()(command)
-
-
 def open_networks_line(notes: RunNotes, tasks: int) -> str:
     """Returns a line with the number of tasks that reach every public address; empty when none does."""
     if not notes.open_networks:

@@ -17,10 +17,6 @@ from app.scheduling.calendar import Misfire, check_cron
 schedule = typer.Typer(help="Recurring evaluations, stored in PostgreSQL and started by beat.", no_args_is_help=True)
 
 
-def register(cli: typer.Typer) -> None:
-    cli.add_typer(schedule, name="schedule")
-
-
 @schedule.command()
 @takes_options
 def add(

@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -35,14 +34,11 @@ from app.settings import Settings, load
 from app.stack.home import prepare
 from app.workers.services import agent_options
 
+Fetch = Callable[[Bundle], bytes]
 _HOURS_S = 3600.0
 _SWEPT_AFTER_S = 60.0
 _OUT_OF_TIME = 124
 """Exit code of a timeout, the same as that of the command `timeout`."""
-
-
-def register(cli: typer.Typer) -> None:
-    cli.command()(shell)
 
 
 def shell(
@@ -63,26 +59,18 @@ def shell(
     settings = load()
     prepare(settings)
     with ending_in_order(*terminal.ENDS):
-        request = _read(task, agent, environment, settings)
+        chosen, fetch = _read(task, agent, environment, settings)
         if service is not None:
-            _check_service(request, service, settings)
+            _check_service(chosen, fetch, service, settings)
         if command is None:
-            say(f"preparing {_about(request.task)}")
-        with standing(request, settings, timeout) as inside:
+            say(f"preparing {_about(chosen)}")
+        with standing(chosen, fetch, settings, timeout) as inside:
             code = _terminal(inside, service, timeout) if command is None else _ran(inside, service, command, timeout)
     raise typer.Exit(code)
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentRequest:
-    """A task, and the function that fetches the folder for its environment."""
-
-    task: AgentTask
-    fetch: Callable[[Bundle], bytes]
-
-
-def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> EnvironmentRequest:
-    """Returns the task as it would be submitted. Stores nothing.
+def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> tuple[AgentTask, Fetch]:
+    """Returns the task as it would be submitted, and what fetches the folders of its environment. Stores nothing.
 
     Raises: DatasetInvalid, UnknownName, SpecInvalid.
     """
@@ -106,7 +94,7 @@ def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> 
         task, store = specs[0].task, open_store(passing.artifacts())
         sources = (task.environment.build, task.environment.compose)
         contexts = {one.context.sha256: fetch_bundle(store, one.context) for one in sources if one is not None}
-        return EnvironmentRequest(task, lambda bundle: contexts[bundle.sha256])
+        return task, lambda bundle: contexts[bundle.sha256]
 
 
 def _parts(asked: str) -> tuple[str, tuple[str, ...]]:
@@ -117,12 +105,11 @@ def _parts(asked: str) -> tuple[str, tuple[str, ...]]:
     return dataset, (name,)
 
 
-def _check_service(asked: EnvironmentRequest, service: str, settings: Settings) -> None:
+def _check_service(task: AgentTask, fetch: Fetch, service: str, settings: Settings) -> None:
     """Raises: UnknownName: the task has no such service. Makes nothing."""
-    task = asked.task
     if task.environment.compose is None:
         raise UnknownName(f"task {task.name!r} has one container, and no service {service!r}; leave --service out")
-    plan = planned(task.environment, asked.fetch, settings.home / "cache" / "contexts")
+    plan = planned(task.environment, fetch, settings.home / "cache" / "contexts")
     if service not in plan.project.services:
         raise UnknownName.of("service", service, list(plan.project.services))
 
@@ -138,15 +125,13 @@ def _about(task: AgentTask) -> str:
 
 
 @contextmanager
-def standing(asked: EnvironmentRequest, settings: Settings, timeout_s: float) -> Iterator[Environment]:
+def standing(task: AgentTask, fetch: Fetch, settings: Settings, timeout_s: float) -> Iterator[Environment]:
     """Makes an environment without an attempt. If this process is killed, the sweeper removes it at its deadline.
 
     Raises: StationError: it cannot be made or removed.
     """
-    spec, limit_s = asked.task.environment, asked.task.limits.environment_timeout_s
-    provider = provider_for(
-        spec.kind, settings, asked.fetch, tools=lambda name: tool_folder(name, agent_options(settings))
-    )
+    spec, limit_s = task.environment, task.limits.environment_timeout_s
+    provider = provider_for(spec.kind, settings, fetch, tools=lambda name: tool_folder(name, agent_options(settings)))
     provider.prepare_image(spec, timeout_s=limit_s)
     deadline = time.time() + limit_s + timeout_s + _SWEPT_AFTER_S
     environment = provider.create(

@@ -21,10 +21,6 @@ from app.scheduling.policy import DispatchOrder
 _FAULTS = ", ".join(CHANCES)
 
 
-def register(cli: typer.Typer) -> None:
-    cli.command()(simulate)
-
-
 def simulate(
     tasks: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 1000,
     mode: Annotated[Mode | None, typer.Option(help="ephemeral (default) or persistent.")] = None,

@@ -13,11 +13,6 @@ from app.cli.tables import Table
 from app.settings import Settings, load
 
 
-def register(cli: typer.Typer) -> None:
-    for command in (up, down, doctor):
-        cli.command()(command)
-
-
 def up(
     install: Annotated[
         bool, typer.Option(help="Install Docker Engine from Debian's packages when it is missing.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from datetime import datetime
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -310,7 +310,12 @@ def takes(*names: str, **given: Any) -> Callable[[Callable[..., None]], Callable
         hints, own_hints = (get_type_hints(one, include_extras=True) for one in (SubmissionOptions, command))
         own = [one.replace(annotation=own_hints[one.name]) for one in signature(command).parameters.values()]
         shared = [
-            Parameter(field.name, Parameter.KEYWORD_ONLY, default=_default(field), annotation=hints[field.name])
+            Parameter(
+                field.name,
+                Parameter.KEYWORD_ONLY,
+                default=Parameter.empty if field.default is MISSING else field.default,
+                annotation=hints[field.name],
+            )
             for field in fields(SubmissionOptions)
             if field.name in names
         ]
@@ -325,10 +330,6 @@ def takes(*names: str, **given: Any) -> Callable[[Callable[..., None]], Callable
         return run
 
     return decorated
-
-
-def _default(field: Field[Any]) -> Any:
-    return Parameter.empty if field.default is MISSING else field.default
 
 
 def arguments_of(given: Sequence[str] | None) -> dict[str, str]:

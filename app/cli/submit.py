@@ -16,7 +16,7 @@ from app.models.spec import MOST_WAIT_S, TaskSpec
 from app.models.states import TaskState
 from app.texts import counted
 
-_EXAMPLES = """\b
+EPILOG = """\b
 Examples:
   megaflow submit demo -a oracle --wait
   megaflow submit tasks/ -a mini-swe-agent -m NAME -k 4
@@ -26,10 +26,6 @@ Examples:
 """
 _SHOWN = 20
 """Maximum names of tasks that a dry run prints."""
-
-
-def register(cli: typer.Typer) -> None:
-    cli.command(epilog=_EXAMPLES)(submit)
 
 
 @takes_options

@@ -21,14 +21,10 @@ from app.models.spec import Wire
 from app.texts import lasted
 
 sweep = typer.Typer(help="Run the same tasks with several values of one setting, and compare.", no_args_is_help=True)
+sweep.callback()(lambda: None)  # a group, although it has one command
 
 
-def register(cli: typer.Typer) -> None:
-    sweep.callback()(lambda: None)  # a group, although it has one command
-    sweep.command()(resources)
-    cli.add_typer(sweep, name="sweep")
-
-
+@sweep.command()
 @takes_options
 def resources(
     factors: Annotated[str, typer.Argument(help="Factors such as `1x,3x`: each is the `--kill-at` of a separate run.")],

@@ -28,10 +28,6 @@ _INTERRUPTED = 130
 _INVALID = 65
 
 
-def register(cli: typer.Typer) -> None:
-    cli.command()(train)
-
-
 def train(
     config: Annotated[Path, typer.Argument(help="YAML file: see docs/howto/training.md.")],
     dataset: Annotated[

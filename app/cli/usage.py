@@ -23,11 +23,6 @@ _NUMBERS = (
 _MOMENT = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S%z"]
 
 
-def register(cli: typer.Typer) -> None:
-    cli.command()(usage)
-    cli.command()(metrics)
-
-
 def metrics() -> None:
     """Print all metrics in Prometheus' text format, as the control worker serves them at MEGAFLOW_METRICS_PORT."""
     from app.control.metrics import exposition

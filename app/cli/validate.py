@@ -42,14 +42,8 @@ _CHOOSING = ("limit", "only", "exclude", "languages", "repositories", "sample", 
 """Options that select entries."""
 
 
-def add_to(dataset: typer.Typer) -> None:
-    """Adds this file's commands to `megaflow dataset`."""
-    dataset.command(context_settings={"allow_extra_args": True})(validate)  # `_one` refuses them with a reason
-
-
 @takes(*_CHOOSING, "environment", "mode", "max_running", "user_name", agent="oracle")
 def validate(
-    context: typer.Context,
     name: Named,
     *,
     options: SubmissionOptions,
@@ -68,19 +62,12 @@ def validate(
     Other tasks are quarantined with the reason, and `megaflow submit` refuses them. Exit code 1: a task is not valid.
     """
     options.replicas = times
-    submission = options.submission(_one(name, *context.args), name="")
+    submission = options.submission([name], name="")
     with MegaFlow() as flow:
         outcomes, runs = validated(flow, submission, attacks=attack, leak_scan=leak_scan)
     _print_validations(outcomes, runs, json=json)
     if any(one.state is not ValidationState.VALID for one in outcomes):
         raise typer.Exit(_NOT_VALID)
-
-
-def _one(*datasets: str) -> list[str]:
-    """Returns the dataset. Raises: OptionInvalid: several."""
-    if len(datasets) > 1:
-        raise OptionInvalid(f"expected one dataset, found {len(datasets)}: {', '.join(datasets)}; try one at a time")
-    return list(datasets)
 
 
 def validated(
@@ -158,7 +145,7 @@ def _scanning(flow: MegaFlow) -> Iterator[Callable[[AgentTask], list[LeakFinding
     """Yields a function that scans a task's image in a new environment on this host. Raises: as `standing`."""
     from app.artifacts.bundles import fetch_bundle
     from app.cli.orderly import ending_in_order
-    from app.cli.shell import EnvironmentRequest, standing
+    from app.cli.shell import standing
     from app.evaluation.leaks import needles_of, scan
     from app.models.spec import ScriptGoal, ScriptSolution
 
@@ -168,8 +155,7 @@ def _scanning(flow: MegaFlow) -> Iterator[Callable[[AgentTask], list[LeakFinding
         solution = fetch_bundle(store, task.solution.files) if isinstance(task.solution, ScriptSolution) else None
         tests = fetch_bundle(store, task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
         needles = needles_of(task, solution, tests)
-        request = EnvironmentRequest(task, lambda bundle: fetch_bundle(store, bundle))
-        with standing(request, flow.settings, _LEAK_SCAN_S) as environment:
+        with standing(task, lambda bundle: fetch_bundle(store, bundle), flow.settings, _LEAK_SCAN_S) as environment:
             return scan(environment, needles)
 
     with ending_in_order():

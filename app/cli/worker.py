@@ -16,12 +16,8 @@ from app.models.provider_keys import without_keys
 from app.settings import load
 
 worker = typer.Typer(help="Run one of the system's processes in the foreground.", no_args_is_help=True)
-
-
-def register(cli: typer.Typer) -> None:
-    for command in (hosts.invite, hosts.join, hosts.leave):
-        worker.command()(command)
-    cli.add_typer(worker, name="worker")
+for _command in (hosts.invite, hosts.join, hosts.leave):
+    worker.command()(_command)
 
 
 @worker.command()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from app.stack import postgres, redis
 from app.stack.engine import connected
 from app.stack.home import MARKER
 from app.stack.processes import end as end_all
+from app.stack.processes import retrying
 
 log = structlog.get_logger(__name__)
 
@@ -206,26 +206,25 @@ def _describe(process: psutil.Process) -> str:
         return str(process.pid)
 
 
+class _StillCounted(Exception):
+    """Raised when the engine forbids a removal: older ones count a container that is gone in its network."""
+
+
 def _remove_network(remove: Callable[[str], object], name: str) -> bool:
     """Returns False when the engine still counts a container in it after 10 s: older engines count removed ones."""
-    give_up = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            _remove(remove, name)
-        except APIError as error:
-            if error.status_code != 403:
-                raise
-            if time.monotonic() > give_up:
-                return False
-            time.sleep(0.2)
-        else:
-            return True
+    try:
+        retrying(_StillCounted, _PATIENCE_S)(_remove, remove, name)
+    except _StillCounted:
+        return False
+    return True
 
 
 def _remove(remove: Callable[[str], object], one: str) -> bool:
     try:
         remove(one)
     except APIError as error:
+        if error.status_code == 403:
+            raise _StillCounted from error
         if error.status_code not in (404, 409):  # removed already, or just being removed by another process
             raise
         return False

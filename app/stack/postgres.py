@@ -17,7 +17,6 @@ import os
 import pwd
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import psycopg
@@ -26,6 +25,7 @@ from psycopg import sql
 from app.errors import DatabaseUnavailable, InstallationFailed
 from app.settings import Settings
 from app.stack.home import check_socket_path, passable_by_others
+from app.stack.processes import retrying
 
 OWNER = "megaflow-postgres"
 DATABASE = "megaflow"
@@ -83,19 +83,14 @@ def wait_until_ready(settings: Settings, *, timeout_s: float = 120.0) -> None:
 
     Raises: DatabaseUnavailable: it did not within `timeout_s`.
     """
-    give_up = time.monotonic() + timeout_s
-    while True:
-        try:
-            _ensure_database(f"postgresql://postgres@/postgres?host={settings.postgres_socket_dir}")
-        except psycopg.OperationalError as error:
-            if time.monotonic() > give_up:
-                raise DatabaseUnavailable(
-                    f"the embedded PostgreSQL did not answer within {timeout_s:g} s ({str(error).strip()}); "
-                    f"read {settings.home / 'logs' / 'postgres.log'}"
-                ) from error
-            time.sleep(0.05)
-        else:
-            return
+    url = f"postgresql://postgres@/postgres?host={settings.postgres_socket_dir}"
+    try:
+        retrying(psycopg.OperationalError, timeout_s)(_ensure_database, url)
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailable(
+            f"the embedded PostgreSQL did not answer within {timeout_s:g} s ({str(error).strip()}); "
+            f"read {settings.home / 'logs' / 'postgres.log'}"
+        ) from error
 
 
 def purge(settings: Settings) -> None:

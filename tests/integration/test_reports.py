@@ -137,7 +137,7 @@ def recording(*commands: str) -> bytes:
         result = CommandResult(0, b"\x1b[32mdone\x1b[0m\n", b"", timed_out=False, truncated=False, duration_s=0.1)
         noted.finish(result)
         noted.begun, noted.ended = begun + number, begun + number + 0.1
-        noted._head = [(noted.ended, piece) for _, piece in noted._head]
+        noted._pieces = [(noted.ended, piece) for _, piece in noted._pieces]
     return terminal.pack([])
 
 
@@ -360,14 +360,12 @@ def test_without_its_packages_a_command_names_the_extra(
 def test_a_report_is_drawn_into_a_file(reports: Reports, tmp_path: Path) -> None:
     names = {"click-1": verdict(1.0), "click-2": verdict(0.0), "multi-7": verdict(1.0)}
     run_id = reports.run("a $\\frac run", names, replicas=2)
-    with reports.database.begin() as connection:
-        connection.execute(text("UPDATE attempts SET cost_usd = 0.5"))
     drawn, pixels = tmp_path / "night.svg", tmp_path / "night.png"
     reports("report", run_id, "--plot", drawn)
     said = unescape(" ".join(re.findall("<!-- (.*?) -->", drawn.read_text())))
     for expected in (
-        "pass rate, with its 95 % interval", "all (6)", "repository: pallets/click (4)", "rewards by replica",
-        "cost per solved task", "mini-swe-agent big-one", r"a $\frac run", "6 tasks scored",
+        "pass rate, with its 95 % interval", "all (6)", "repository: pallets/click (4)", r"a $\frac run",
+        "6 tasks scored",
     ):  # fmt: skip
         assert expected in said, said
     reports.json("report", run_id, "--plot", pixels)

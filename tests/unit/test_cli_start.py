@@ -5,15 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from app.cli import catalogue, cli
+from app.cli import cli
 from app.cli.catalogue import COMMANDS
 from app.cli.group import Commands
 from app.cli.json_keys import KEYS
@@ -49,19 +47,6 @@ def test_words_that_are_no_command_end_with_a_code(arguments: list[str], code: i
 @pytest.mark.parametrize(("said", "meant"), [("sumbit", "submit"), ("stats", "status"), ("log", "logs")])
 def test_a_misspelt_command_is_recognised(said: str, meant: str) -> None:
     assert f"'{meant}'" in megaflow(said).stderr
-
-
-def test_the_list_of_commands_is_what_the_modules_have() -> None:
-    modules = {
-        path.stem
-        for path in Path(catalogue.__file__).parent.glob("*.py")
-        if hasattr(import_module(f"app.cli.{path.stem}"), "register")
-    }
-    assert modules == {entry.module for entry in COMMANDS.values()}
-    for module in modules:
-        own = typer.Typer()
-        import_module(f"app.cli.{module}").register(own)
-        assert set(typer.main.get_group(own).commands) == {n for n, entry in COMMANDS.items() if entry.module == module}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -18,7 +18,7 @@ from app.cli.submission_options import joined
 from app.cli.tables import SafeConsole
 from app.datasets.catalogue import CATALOGUE
 from app.datasets.selection import Selection
-from app.errors import OptionInvalid, SpecInvalid
+from app.errors import SpecInvalid
 from app.evaluation import Submission, prepare
 from app.settings import Settings
 from tests.unit.dataset_adapters import write
@@ -199,11 +199,6 @@ def test_several_datasets_are_one_argument_unless_a_path_has_a_comma(tmp_path: P
 def test_options_that_contradict_each_other_are_refused(options: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(SpecInvalid, match=complaint):
         CliRunner().invoke(cli, ["submit", "demo", "-a", "nop", *options], catch_exceptions=False)
-
-
-def test_a_command_for_one_dataset_says_so() -> None:
-    with pytest.raises(OptionInvalid, match="expected one dataset, found 2: demo, other"):
-        run("validate", "demo", "other")
 
 
 def test_a_run_file_may_name_several_datasets_and_dates(tmp_path: Path) -> None:

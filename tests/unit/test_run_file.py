@@ -12,8 +12,9 @@ import typer
 from typer.testing import CliRunner
 
 from app.cli import cli
-from app.cli.run_file import ConfigOption, RunFileInvalid
+from app.cli.run_file import ConfigOption
 from app.cli.submission_options import SubmissionOptions, takes_options
+from app.errors import MegaFlowError
 
 FILE = """
 dataset: demo
@@ -60,7 +61,7 @@ def run_yaml(tmp_path: Path) -> Path:
 
 def refused(path: Path, text: str) -> str:
     path.write_text(text)
-    with pytest.raises(RunFileInvalid) as found:
+    with pytest.raises(MegaFlowError) as found:
         CliRunner().invoke(cli, ["submit", "-c", str(path)], catch_exceptions=False)
     assert found.value.exit_code == 64
     return str(found.value)
@@ -93,12 +94,12 @@ def test_every_option_of_the_command_is_a_key(tmp_path: Path) -> None:
 
 def test_a_misspelt_key_is_refused_with_the_one_that_was_meant(tmp_path: Path) -> None:
     message = refused(tmp_path / "run.yaml", "dataset: demo\nmax_step: 3")
-    assert "found 'max_step'; did you mean 'max-steps'?" in message
+    assert "unknown option 'max-step'; did you mean max-steps?" in message
 
 
 @pytest.mark.parametrize("key", ["config", "print-config", "dry-run", "help", "some-nonsense"])
 def test_what_is_no_option_of_a_run_is_refused(tmp_path: Path, key: str) -> None:
-    assert f"found {key!r}" in refused(tmp_path / "run.yaml", f"{key}: true")
+    assert f"unknown option {key!r}" in refused(tmp_path / "run.yaml", f"{key}: true")
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,16 @@ class UsageQuery(Wire):
     until: datetime | None = None
 
 
-class LimitChange(Wire):
+class WhyQuery(Wire):
+    """A reason, stored in the trail."""
+
+    reason: PlainText = Field(default="", max_length=1000)
+
+
+class LimitChange(WhyQuery):
     """capacity: of the limit; None: the default."""
 
     capacity: float | None = Field(ge=0)
-    reason: PlainText = Field(default="", max_length=1000)
 
 
 class QuotaChange(QuotaChanges):
@@ -57,20 +62,13 @@ class QuotaChange(QuotaChanges):
     reason: PlainText = Field(default="", max_length=1000)
 
 
-class WhyQuery(Wire):
-    """A reason, stored in the trail."""
-
-    reason: PlainText = Field(default="", max_length=1000)
-
-
-class NewSchedule(Wire):
+class NewSchedule(WhyQuery):
     """A recurring evaluation: `cron` has five fields, in UTC."""
 
     name: str = Field(min_length=1, max_length=100)
     cron: str
     submission: Submission
     misfire: Literal["skip", "once"] = "skip"
-    reason: PlainText = Field(default="", max_length=1000)
 
 
 class Changed(Wire):

@@ -24,7 +24,7 @@ from app.ledger.users import Scope
 from app.models.graphs import MOST_UPSTREAM, ArtifactReference
 from app.models.groups import MOST_REPLICAS, Adaptive
 from app.models.kinds import Purpose
-from app.models.outcome import ArtifactKind, TaskResult
+from app.models.outcome import TaskResult
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import MOST_PRIORITY, AgentTask, LabelText, Mode, ModelChoice, PlainText
 from app.models.states import TaskState
@@ -71,12 +71,6 @@ class EarlierTask(Wire):
     task_id: UUID
 
 
-class TaskArtifact(EarlierTask):
-    """An artifact of the task's last attempt, which the later task gets as a file."""
-
-    kind: ArtifactKind
-
-
 class DatasetRun(Wire):
     """A dataset by its name, as `megaflow submit` takes it."""
 
@@ -111,7 +105,7 @@ class InlineRun(Wire):
     record_diffs: bool = False
     include_quarantined: bool = False
     after: tuple[EarlierTask, ...] = Field(default=(), max_length=MOST_UPSTREAM)
-    inputs: dict[str, TaskArtifact] = {}  # by path in the environment
+    inputs: dict[str, ArtifactReference] = {}  # by path in the environment
     user_name: LabelText = ""  # set by administrators, who may submit for others
 
 
@@ -136,11 +130,10 @@ class Reason(Wire):
     reason: PlainText = Field(default="", max_length=MOST_REASON)
 
 
-class Selected(Wire):
+class Selected(Reason):
     """Tasks by their ids."""
 
     task_ids: EachOnce = Field(min_length=1, max_length=10_000)
-    reason: PlainText = Field(default="", max_length=MOST_REASON)
 
 
 class Waited(Wire):
@@ -196,7 +189,6 @@ def submit_run(call: WebCall) -> AcceptedRun:
         options["model"] = permitted_model(call, body.model)
         if isinstance(body.replicas, tuple):
             options["replicas"] = Adaptive(*body.replicas)
-        options["inputs"] = {path: ArtifactReference(one.task_id, one.kind) for path, one in body.inputs.items()}
         run = call.flow.enqueue_many(tasks, **options)
     call.note("run.submitted", run.id, tasks=len(run.handles))
     return AcceptedRun.of(run)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -107,11 +106,6 @@ def size(count: int | None) -> str:
     return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
 
 
-def short(identity: UUID | str) -> str:
-    """Returns the end of an id."""
-    return str(identity)[-12:]
-
-
 def reward(value: float | None) -> str:
     """Formats a reward, or `not scored`."""
     return "not scored" if value is None else f"{value:g}"
@@ -141,8 +135,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (at, lasted, percent, dollars, size, short, reward, whole, lines_of_diff)
-    environment.filters.update({one.__name__: one for one in filters})
+    filters = (at, lasted, percent, dollars, size, reward, whole, lines_of_diff)
+    environment.filters.update({one.__name__: one for one in filters} | {"short": texts.short_id})
     return environment
 
 

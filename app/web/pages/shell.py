@@ -97,7 +97,7 @@ async def _had(socket: WebSocket, access: Access, call: WebCall, place: AttemptP
         size = size_of(message["size"])
     except (MegaFlowError, TimeoutError, ValueError, KeyError, TypeError) as error:
         return str(error) or "expected the page's first message, found none"
-    request = ShellRequest.new(place.attempt_id, call.caller.user_name, *size)
+    request = ShellRequest(str(place.attempt_id), call.caller.user_name, *size)
     link = ShellLink(call.services.settings, request)
     await run_in_threadpool(call.note, "shell.open", place.attempt_id, session=request.session)
     try:
