@@ -9,7 +9,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -270,13 +269,10 @@ class RemoteInstallation:
     def remove_schedule(self, name: str, reason: str = "") -> None:
         self.server.json(Ask("DELETE", f"/schedules/{quote(name)}", query={"reason": reason}))
 
-    def usage(
-        self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None
-    ) -> list[UsageRow]:
+    def usage(self, by: UsageBy, *, run_id: UUID | None, user: str | None) -> list[UsageRow]:
         from app.ledger.model_usage import UsageRow
 
-        query = {"by": by, "run": run_id, "user": user, "since": since, "until": until}
-        return self._get(list[UsageRow], "/usage", query)
+        return self._get(list[UsageRow], "/usage", {"by": by, "run": run_id, "user": user})
 
     def explain_run(self, run_id: UUID) -> RunStory:
         from app.ledger.stories import RunStory
