@@ -137,7 +137,7 @@ def recording(*commands: str) -> bytes:
         result = CommandResult(0, b"\x1b[32mdone\x1b[0m\n", b"", timed_out=False, truncated=False, duration_s=0.1)
         noted.finish(result)
         noted.begun, noted.ended = begun + number, begun + number + 0.1
-        noted._head = [(noted.ended, piece) for _, piece in noted._head]
+        noted._pieces = [(noted.ended, piece) for _, piece in noted._pieces]
     return terminal.pack([])
 
 
