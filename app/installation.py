@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -295,16 +294,13 @@ class LedgerInstallation:
         schedules.remove(self.database, name)
         record_command(self.database, "schedule.removed", name, reason)
 
-    def usage(
-        self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None
-    ) -> list[UsageRow]:
+    def usage(self, by: UsageBy, *, run_id: UUID | None, user: str | None) -> list[UsageRow]:
         """Returns tokens, dollars and time, most expensive first."""
         from app.instances.prices import prices_of
         from app.ledger import model_usage
 
-        chosen: Any = {"run_id": run_id, "user": user, "since": since, "until": until}
         with self.database.begin() as connection:
-            return model_usage.usage(connection, by, **chosen, price=prices_of(self.settings))
+            return model_usage.usage(connection, by, run_id=run_id, user=user, price=prices_of(self.settings))
 
     def explain_run(self, run_id: UUID) -> RunStory:
         """Explains where a run's time went."""

@@ -9,7 +9,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -250,11 +249,8 @@ class RemoteInstallation:
     def remove_schedule(self, name: str, reason: str = "") -> None:
         self.server.json(Ask("DELETE", f"/schedules/{quote(name)}", query={"reason": reason}))
 
-    def usage(
-        self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None
-    ) -> list[UsageRow]:
-        query = {"by": by, "run": run_id, "user": user, "since": since, "until": until}
-        return self._get(list[UsageRow], "/usage", query)
+    def usage(self, by: UsageBy, *, run_id: UUID | None, user: str | None) -> list[UsageRow]:
+        return self._get(list[UsageRow], "/usage", {"by": by, "run": run_id, "user": user})
 
     def explain_run(self, run_id: UUID) -> RunStory:
         return self._get(RunStory, f"/runs/{run_id}/explanation")

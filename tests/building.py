@@ -15,7 +15,7 @@ from app.ledger.database import Database
 from app.ledger.instances import InstanceDemand
 from app.models.endings import EndReason, RetryPolicy
 from app.models.instance import InstanceMode
-from app.models.model_calls import ModelLimits, ModelSession
+from app.models.model_calls import ModelSession
 from app.models.outcome import Failure, TaskResult, WakeUpMessage
 from app.models.spec import (
     AgentTask,
@@ -102,7 +102,7 @@ def a_session(**values: Any) -> ModelSession:
         "replica": 0,
         "live": True,
         "model": ModelChoice(name="m"),
-        "limits": ModelLimits(),
+        "limits": Limits(max_steps=1_000_000),
     }
     return ModelSession(**(given | values))
 

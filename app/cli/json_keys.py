@@ -82,7 +82,7 @@ KEYS: dict[str, str] = {
     "classes": f"[{_CLASS}]",
     "classes set": _CLASS,
     "classes remove": "name",
-    "limits": "[name used waiting capacity source oldest_since oldest_attempt]",
+    "limits": "[name used waiting capacity source]",
     "limits set": "name capacity",
     "limits clear": "name capacity",
     "quota": "[user own quota running pending instances spent_usd spent_since]",

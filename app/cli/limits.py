@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +16,6 @@ from app.ledger import quotas
 from app.ledger.limits import Use
 from app.ledger.quotas import QuotaUsage
 from app.models.kinds import LIMIT_KINDS as KINDS
-from app.texts import lasted, short_id
 
 limits = typer.Typer(help="Limits: show their use, waiting attempts and capacity; set or clear them.")
 quota = typer.Typer(help="Quotas: show, set or clear what a user may have at once, and the weight in the fair share.")
@@ -42,15 +40,7 @@ _LIMIT_COLUMNS: dict[str, Callable[[Use], str]] = {
     "waiting": lambda use: _said(use.waiting),
     "capacity": lambda use: _said(use.capacity),
     "by": lambda use: use.source,
-    "oldest holder": lambda use: _oldest_holder(use),
 }
-
-
-def _oldest_holder(use: Use) -> str:
-    if use.oldest_since is None:
-        return ""
-    held = f"for {lasted((datetime.now(UTC) - use.oldest_since).total_seconds())}"
-    return held if use.oldest_attempt is None else f"{held}, attempt {short_id(use.oldest_attempt)}"
 
 
 # A number below 0 must not be read as an option: the command refuses it with a reason.

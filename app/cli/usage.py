@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +19,6 @@ _NUMBERS = (
     *("attempts", "calls", "scripted", "turns", "prompt", "cached", "answers"),
     *("cost", "model", "waited", "environments", "grading"),
 )
-_MOMENT = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S%z"]
 
 
 def metrics() -> None:
@@ -35,10 +33,6 @@ def usage(
     run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Only this run: its id or name.")] = None,
     by: Annotated[UsageBy | None, typer.Option(help="What each row is; default: a task with RUN, else a run.")] = None,
     user: Annotated[str | None, typer.Option(help="Only this user.")] = None,
-    since: Annotated[
-        datetime | None, typer.Option(formats=_MOMENT, help="Only what began at this time or later.")
-    ] = None,
-    until: Annotated[datetime | None, typer.Option(formats=_MOMENT, help="Only what began before this time.")] = None,
     json: Json = False,
 ) -> None:
     """Print tokens, dollars, model time and environment time; most expensive first. Unknown prices are marked.
@@ -48,7 +42,7 @@ def usage(
     way: UsageBy = by or ("run" if run is None else "task")
     with MegaFlow() as flow:
         run_id = None if run is None else flow.installation.find_run(run)
-        rows = flow.installation.usage(way, run_id=run_id, user=user, since=_aware(since), until=_aware(until))
+        rows = flow.installation.usage(way, run_id=run_id, user=user)
     if json:
         as_json(rows)
         return
@@ -60,11 +54,6 @@ def usage(
     if len(rows) > 1:
         table.add_row(*(Text(cell, style="bold") for cell in _cells(_sum(rows), wasted=wasted)))
     console.print(table)
-
-
-def _aware(moment: datetime | None) -> datetime | None:
-    """Adds UTC to a time without a zone, as in the output."""
-    return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _cells(row: UsageRow, *, wasted: bool) -> list[str]:

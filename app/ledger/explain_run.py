@@ -22,8 +22,6 @@ from app.models.states import LIVE_ATTEMPT
 from app.settings import Settings
 
 _SLOWEST = 5
-_LONG_S = 30.0
-"""Longest normal time from admission to a worker's claim, in seconds: an instance takes seconds to start."""
 
 
 def run(database: Database, settings: Settings, run_id: UUID) -> RunStory:
@@ -183,37 +181,5 @@ def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tup
                 QueueNow(queue, row.waiting, tuple(state.factors(queue, run_row.id, row.waiting, row.models)))
             )
     free = any(not queue.bounds for queue in queues)
-    hint = explain.NO_DISPATCHER if free and not has_dispatcher(connection) else _unclaimed(connection, run_row.id)
-    hint = hint or _ungraded(connection, run_row.id)
+    hint = explain.NO_DISPATCHER if free and not has_dispatcher(connection) else ""
     return tuple(queues), sum(row.delayed for row in rows), hint
-
-
-def _unclaimed(connection: Connection, run_id: UUID) -> str:
-    """Reports tasks that wait long for a worker, and the command that explains the first; empty: no long wait."""
-    row = sql(
-        connection,
-        "SELECT count(*) OVER () AS tasks, t.id, extract(epoch FROM clock_timestamp() - a.dispatched_at) AS s"
-        " FROM tasks t JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts"
-        " WHERE t.run_id = :id AND t.state = 'admitted' ORDER BY a.dispatched_at LIMIT 1",
-        {"id": run_id},
-    ).first()
-    if row is None or row.s < _LONG_S:
-        return ""
-    return (
-        f"{row.tasks} task(s) have a slot and no worker yet, the first for {row.s:.0f} s: `megaflow explain {row.id}`"
-        " says what it waits for"
-    )
-
-
-def _ungraded(connection: Connection, run_id: UUID) -> str:
-    """Reports attempts that wait for a grader, and the setting for the number of graders; empty: none waits."""
-    waiting = (
-        "SELECT count(*) AS attempts, string_agg(DISTINCT 'slots:grading.' || g.resource_class, ', ') AS limits"
-        " FROM tasks t JOIN attempts a ON a.task_id = t.id JOIN gradings g ON g.attempt_id = a.id"
-        " WHERE t.run_id = :id AND g.instance_id IS NULL"
-    )
-    row = sql(connection, waiting, {"id": run_id}).one()
-    message = (
-        f"{row.attempts} attempt(s) wait for a grader ({row.limits}): more are allowed by MEGAFLOW_GRADING_INSTANCES"
-    )
-    return f"{message} and MEGAFLOW_GRADING_SLOTS" if row.attempts else ""

@@ -217,23 +217,6 @@ def say_why(connection: Connection, task_ids: Sequence[UUID]) -> None:
     _tell_cancelled(connection, connection.execute(_SAY_WHY, {"ids": list(task_ids)}).all())
 
 
-_AGAIN = text(f"""
-WITH RECURSIVE again AS (
-    SELECT id, run_id FROM tasks WHERE id = ANY(CAST(:ids AS uuid[])) AND state IN ('failed', 'cancelled')
-        AND end_reason IS DISTINCT FROM 'superseded'
-    UNION
-    SELECT t.id, t.run_id FROM again a JOIN task_dependencies d ON d.on_task = a.id
-    JOIN tasks t ON t.run_id = d.run_id
-    WHERE t.state = 'cancelled' AND t.failure->>'error' = '{UPSTREAM_NOT_SUCCEEDED}'
-)
-SELECT id, run_id FROM again
-""")  # noqa: S608
-_OVER = text(
-    "SELECT d.run_id, d.on_task FROM task_dependencies d JOIN tasks u ON u.id = d.on_task"
-    " WHERE d.run_id = ANY(CAST(:runs AS uuid[])) AND u.state IN ('failed', 'cancelled')"
-)
-
-
 def concerned(connection: Connection, task_ids: Sequence[UUID]) -> bool:
     """Whether any of these tasks depends on another task or has dependents."""
     return bool(
@@ -245,20 +228,6 @@ def concerned(connection: Connection, task_ids: Sequence[UUID]) -> bool:
             {"ids": list(task_ids)},
         ).scalar()
     )
-
-
-def to_retry(connection: Connection, task_ids: Sequence[UUID]) -> list[UUID]:
-    """Returns the given tasks that may be retried, and the tasks that were cancelled because of them.
-
-    Leaves out tasks with a failed or cancelled upstream task that is not retried: they would be cancelled at once. The
-    caller holds `admission.in_turn`.
-    """
-    rows = connection.execute(_AGAIN, {"ids": list(task_ids)}).all()
-    over = connection.execute(_OVER, {"runs": list({row.run_id for row in rows})}).all()
-    retried = {row.id: row.run_id for row in rows}
-    while held := {row.run_id for row in over if row.on_task not in retried} & set(retried.values()):
-        retried = {task_id: run_id for task_id, run_id in retried.items() if run_id not in held}
-    return list(retried)
 
 
 class WaitedFor(NamedTuple):

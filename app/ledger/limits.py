@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from uuid import UUID
 
 from sqlalchemy import Connection, text
 
@@ -135,8 +133,6 @@ class Use:
     waiting: int | None  # requests in line, or tasks that could take such a slot
     capacity: int | None  # None: no bound
     source: str  # set | default | class
-    oldest_since: datetime | None = None  # when the oldest holder got its place
-    oldest_attempt: UUID | None = None
 
 
 def show(database: Database, settings: Settings) -> list[Use]:
@@ -164,34 +160,28 @@ def _semaphores(connection: Connection, settings: Settings) -> Iterator[Use]:
             waiting=(row.waiting if row else 0) if counted else None,
             capacity=applies,
             source="set" if name in own or everybody(name) in own else "default",
-            oldest_since=row.since if row else None,
-            oldest_attempt=row.attempt_id if row else None,
         )
 
 
 _HELD = text(
-    "SELECT limit_name, count(granted_at) AS used, count(*) - count(granted_at) AS waiting, min(granted_at) AS since,"
-    " (array_agg(attempt_id ORDER BY granted_at) FILTER (WHERE granted_at IS NOT NULL))[1] AS attempt_id"
+    "SELECT limit_name, count(granted_at) AS used, count(*) - count(granted_at) AS waiting"
     " FROM semaphore_holders WHERE expires_at > clock_timestamp() GROUP BY 1"
 )
 
 
 def _slots(connection: Connection, settings: Settings) -> Iterator[Use]:
-    live = {(row.mode, row.resource_class): row for row in connection.execute(_LIVE)}
+    live = {(row.mode, row.resource_class): row.used for row in connection.execute(_LIVE)}
     waiting = {(row.requested_mode, row.resource_class): row.waiting for row in connection.execute(_WAITING)}
     pools = {(row.mode, row.resource_class): row.slots for row in connection.execute(_POOLS)}
     gradings = {row.resource_class: row for row in connection.execute(_GRADINGS)}
     for name, resource_class in classes.load(connection, settings).items():
         for mode in (Mode.EPHEMERAL, Mode.PERSISTENT):
-            row = live.get((mode.value, name))
             yield Use(
                 f"slots:{queue_of(mode, name)}",
-                used=row.used if row else 0,
+                used=live.get((mode, name), 0),
                 waiting=waiting.get((mode.value, name), 0) + waiting.get((Mode.AUTO.value, name), 0),
                 capacity=resource_class.ephemeral_capacity if mode is Mode.EPHEMERAL else pools.get((mode, name), 0),
                 source="class",
-                oldest_since=row.since if row else None,
-                oldest_attempt=row.attempt_id if row else None,
             )
         if row := gradings.get(name):
             yield Use(
@@ -200,15 +190,11 @@ def _slots(connection: Connection, settings: Settings) -> Iterator[Use]:
                 waiting=row.waiting,
                 capacity=max(pools.get((InstanceMode.GRADING, name), 0), settings.grading_capacity()),
                 source="settings",
-                oldest_since=row.since,
-                oldest_attempt=row.attempt_id,
             )
 
 
 _LIVE = text(
-    "SELECT mode, resource_class, count(*) AS used, min(dispatched_at) AS since,"
-    " (array_agg(id ORDER BY dispatched_at))[1] AS attempt_id"
-    " FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1, 2"
+    "SELECT mode, resource_class, count(*) AS used FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1, 2"
 )
 _WAITING = text(
     "SELECT requested_mode, resource_class, count(*) AS waiting FROM tasks WHERE state = 'pending' AND in_line"
@@ -219,6 +205,6 @@ _POOLS = text(
     " WHERE mode <> 'ephemeral' AND state = 'ready' GROUP BY 1, 2"
 )
 _GRADINGS = text(
-    "SELECT resource_class, count(instance_id) AS used, count(*) - count(instance_id) AS waiting,"
-    " min(started_at) AS since, (array_agg(attempt_id ORDER BY started_at))[1] AS attempt_id FROM gradings GROUP BY 1"
+    "SELECT resource_class, count(instance_id) AS used, count(*) - count(instance_id) AS waiting FROM gradings"
+    " GROUP BY 1"
 )

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, text
 from app.errors import StaleWriter
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
-from app.models.model_calls import ModelLimits, ModelSession
-from app.models.spec import Limits, ModelChoice, TaskSpec
+from app.models.model_calls import ModelSession
+from app.models.spec import ModelChoice, TaskSpec
 
 _OPEN = text("""
 INSERT INTO model_sessions (attempt_id, token_sha256)
@@ -103,7 +103,7 @@ def session_of(connection: Connection, token: str) -> ModelSession | None:
         task_name=row.name,
         replica=row.replica,
         model=spec.model or ModelChoice(name=""),
-        limits=_limits(spec.task.limits),
+        limits=spec.task.limits,
         live=row.state == "running" and row.closed_at is None,
     )
 
@@ -113,15 +113,6 @@ def live_among(connection: Connection, tokens: Collection[str]) -> set[str]:
     by_digest = {digest_of(token): token for token in tokens}
     rows = connection.execute(_LIVE, {"digests": list(by_digest)})
     return {by_digest[row.token_sha256] for row in rows}
-
-
-def _limits(limits: Limits) -> ModelLimits:
-    return ModelLimits(
-        max_turns=limits.max_steps,
-        max_turn_tokens=limits.max_turn_tokens,
-        context_tokens=limits.context_tokens,
-        budget_usd=limits.budget_usd,
-    )
 
 
 _EXPIRED = text("DELETE FROM control_tokens WHERE expires_at < clock_timestamp()")

@@ -1,10 +1,9 @@
-"""Sums up the use of models and environments: tokens, dollars, time; by task, run, user, agent, model or day."""
+"""Sums up the use of models and environments: tokens, dollars, time; by task, run, user, agent or model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -29,14 +28,9 @@ _CALL_KEYS: Mapping[By, str] = {
     "user": "c.user_name",
     "agent": "t.agent",
     "model": "c.model",
-    "day": "to_char(c.started_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')",
 }
 _IDS: Mapping[By, str] = {"task": "t.id", "run": "t.run_id"}
-_ATTEMPT_KEYS: Mapping[By, str] = {
-    **_CALL_KEYS,
-    "user": "t.user_name",
-    "day": "to_char(a.claimed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')",
-}
+_ATTEMPT_KEYS: Mapping[By, str] = {**_CALL_KEYS, "user": "t.user_name"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +67,16 @@ def usage(
     *,
     run_id: UUID | None = None,
     user: str | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
     price: Price | None = None,
 ) -> list[UsageRow]:
-    """Returns the use by `by`, most expensive first. since, until: bounds on the start of calls and attempts."""
-    values = {"run": run_id, "user": user, "since": since, "until": until}
-    given = {name: value for name, value in values.items() if value is not None}
+    """Returns the use by `by`, most expensive first."""
+    given = {name: value for name, value in {"run": run_id, "user": user}.items() if value is not None}
     key_id = _IDS.get(by, "CAST(NULL AS uuid)")
     calls = sql(
         connection,
         f"SELECT {_CALL_KEYS[by]} AS key, {key_id} AS id, {SUMS}, {_WASTE}"  # noqa: S608
         f" FROM model_calls c JOIN tasks t ON t.id = c.task_id JOIN runs r ON r.id = c.run_id {WAITED}"
-        f"{_where('c.run_id', 'c.user_name', 'c.started_at', given)} GROUP BY 1, 2",
+        f"{_where('c.run_id', 'c.user_name', given)} GROUP BY 1, 2",
         given,
     ).all()
     groups: dict[tuple[str, UUID | None], dict[str, Any]] = {}
@@ -113,7 +104,7 @@ def _added(known: Any, more: Any) -> Any:
 def _held(connection: Connection, by: By, key_id: str, given: Mapping[str, Any]) -> list[Any]:
     """Returns attempts by the instance that graded, and the time for which they held environments: from the first one's
     start to the last one's end, without the wait for a grader."""
-    where = _where("t.run_id", "t.user_name", "a.claimed_at", given)
+    where = _where("t.run_id", "t.user_name", given)
     return list(
         sql(
             connection,
@@ -131,12 +122,7 @@ def _held(connection: Connection, by: By, key_id: str, given: Mapping[str, Any])
     )
 
 
-def _where(run: str, user: str, at: str, given: Mapping[str, Any]) -> str:
-    conditions = {
-        "run": f"{run} = :run",
-        "user": f"{user} = :user",
-        "since": f"{at} >= :since",
-        "until": f"{at} < :until",
-    }
+def _where(run: str, user: str, given: Mapping[str, Any]) -> str:
+    conditions = {"run": f"{run} = :run", "user": f"{user} = :user"}
     chosen = [condition for name, condition in conditions.items() if name in given]
     return f" WHERE {' AND '.join(chosen)}" if chosen else ""

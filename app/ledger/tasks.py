@@ -137,13 +137,12 @@ _UNSETTLED = text(
 def retry(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
     """Puts failed or cancelled tasks back in line with a full set of retries; returns those moved.
 
-    Superseded tasks stay: their group is complete. Tasks cancelled because they depend on one of these are moved, too;
-    those that also depend on another unsuccessful task stay.
+    Superseded tasks stay: their group is complete. So do those that come after a failed or cancelled task: retry that
+    one first.
     """
     with database.begin() as connection:
         if graphs.concerned(connection, task_ids):
             admission.in_turn(connection)  # else a task's dependency may be settled before the task waits
-            task_ids = graphs.to_retry(connection, task_ids)
         connection.execute(_REOPEN_GROUPS, {"ids": list(task_ids)})  # a group is locked before its tasks
         rows = connection.execute(_REOPEN, {"ids": list(task_ids)}).all()
         events.append(connection, *(Fact("task.reopened", row.run_id, row.id) for row in rows))
@@ -161,8 +160,10 @@ UPDATE experience_groups g SET state = 'open', closed_at = NULL, detail = '' FRO
 """)
 _REOPEN = text("""
 WITH ended AS MATERIALIZED (
-    SELECT id FROM tasks WHERE id = ANY(CAST(:ids AS uuid[])) AND state IN ('failed', 'cancelled')
-        AND end_reason IS DISTINCT FROM 'superseded' ORDER BY id FOR UPDATE
+    SELECT id FROM tasks t WHERE id = ANY(CAST(:ids AS uuid[])) AND state IN ('failed', 'cancelled')
+        AND end_reason IS DISTINCT FROM 'superseded' AND NOT EXISTS (SELECT FROM task_dependencies d
+            JOIN tasks u ON u.id = d.on_task WHERE d.run_id = t.run_id AND u.state IN ('failed', 'cancelled'))
+    ORDER BY id FOR UPDATE OF t
 )
 UPDATE tasks t SET state = 'pending', faults = 0, cancel_requested_at = NULL, cancel_reason = NULL, finished_at = NULL,
     end_reason = NULL, failure = NULL, in_line = false, available_at = clock_timestamp(),

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from uuid import UUID
 
-import psycopg
 from sqlalchemy import text
 
 from app.errors import DatabaseUnavailable, LimitInvalid
 from app.ledger import experience, staleness
-from app.ledger.database import Database
+from app.ledger.database import Database, Leadership
 
 
 class LoopLock:
     """Lets only one process run the loop of a name, by a lock that PostgreSQL frees when the process exits."""
 
     def __init__(self, database: Database, name: str) -> None:
-        self._database = database
-        self._name = name
-        self._connection: psycopg.Connection | None = None
+        digest = hashlib.sha256(name.encode()).digest()
+        key = 3 << 30 | int.from_bytes(digest[:4]) >> 2  # above the keys of instances, see `connections.key_of`
+        self._name, self._lead = name, Leadership(database, key, silent_s=0)  # a step may take hours
 
     def hold(self) -> None:
         """Takes the lock, or checks that it is still held; a lost connection is replaced.
@@ -27,29 +27,17 @@ class LoopLock:
         Raises: LimitInvalid: another process has it; DatabaseUnavailable.
         """
         try:
-            if self._connection is not None and self._connection.execute("SELECT 1").fetchone():
-                return
-        except psycopg.OperationalError:
+            held = self._lead.held()
+        except DatabaseUnavailable:
+            held = self._lead.held()
+        if not held:
             self.close()
-        connection = self._database.raw()
-        try:
-            row = connection.execute(
-                "SELECT pg_try_advisory_lock(hashtextextended('train:' || %s, 0))", [self._name]
-            ).fetchone()
-        except psycopg.OperationalError as error:
-            connection.close()
-            raise DatabaseUnavailable(f"expected PostgreSQL to answer, found: {error}; try again") from error
-        if row is None or not row[0]:
-            connection.close()
             raise LimitInvalid(
                 f"expected one `megaflow train` of {self._name!r}, found that another runs; wait for it or end it"
             )
-        self._connection = connection
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._lead.release()
 
 
 def run_of(database: Database, user_name: str, idempotency_key: str) -> UUID | None:

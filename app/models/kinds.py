@@ -22,7 +22,7 @@ LIMIT_KINDS: Mapping[str, str] = {
 }
 """Kinds of limits that can be set, with the meaning of their number."""
 
-UsageBy = Literal["task", "run", "user", "agent", "model", "day"]
+UsageBy = Literal["task", "run", "user", "agent", "model"]
 """Keys by which usage is summed."""
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from app.models.spec import ModelChoice
+from app.models.spec import Limits, ModelChoice
 
 REPLAY_HEADER = "x-megaflow-replay"
 """Header in every response of a replay engine; gateways recognize the engine by it at any address. The value is the
@@ -81,16 +81,6 @@ class TokenUse:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelLimits:
-    """Limits of one attempt's model use; None: no limit."""
-
-    max_turns: int | None = None  # answered calls that offer tools; all answered calls if none offers tools
-    max_turn_tokens: int | None = None  # of one answer; larger requests are reduced to it
-    context_tokens: int | None = None  # of prompt and answer together
-    budget_usd: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ModelSession:
     """Session of a caller's token: one attempt and its limits."""
 
@@ -103,7 +93,7 @@ class ModelSession:
     task_name: str
     replica: int
     model: ModelChoice
-    limits: ModelLimits
+    limits: Limits  # those that concern the model
     live: bool  # False: the attempt has ended, or a newer attempt replaced it
 
 

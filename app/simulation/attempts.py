@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from asyncio import AbstractEventLoop
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,7 +17,6 @@ from app.ledger.ends import Failed, Finished
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Artifact, ArtifactKind, Failure, Phase
 from app.simulation.batches import BatchWriter, Verb
-from app.simulation.clock import SimulationClock
 from app.simulation.instances import Attempt, Instance, RandomModel, Step
 from app.simulation.links import Links
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Work:
     """Attempts in progress. Used on the clock's thread. `writer` must have the verbs of this class."""
 
-    def __init__(self, clock: SimulationClock, random_model: RandomModel, fleet: Fleet, counts: Counter[str]) -> None:
+    def __init__(self, clock: AbstractEventLoop, random_model: RandomModel, fleet: Fleet, counts: Counter[str]) -> None:
         self._clock = clock
         self._random_model = random_model
         self._fleet = fleet
@@ -119,7 +119,7 @@ class Work:
 
     def _await_next(self, attempt: Attempt) -> None:
         if attempt.course:
-            self._clock.at(attempt.course[-1].at, self.step, attempt)
+            self._clock.call_at(attempt.course[-1].at, self.step, attempt)
 
     def _take(self, attempt: Attempt, step: Step) -> None:
         match step.kind:

@@ -38,7 +38,7 @@ class Verb:
 class BatchWriter:
     """Writes batches in the order of its verbs. Retries batches while PostgreSQL is unavailable."""
 
-    def __init__(self, name: str, verbs: Sequence[Verb], post: Callable[..., None]) -> None:
+    def __init__(self, name: str, verbs: Sequence[Verb], post: Callable[..., object]) -> None:
         self.verbs = {verb.name: verb for verb in verbs}
         self._post = post
         self._work = threading.Event()

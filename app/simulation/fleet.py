@@ -6,12 +6,14 @@ list of its future steps, so ten thousand of them cost almost nothing while they
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 from uuid import UUID
 
 from celery import Celery
@@ -27,7 +29,6 @@ from app.models.simulation import Simulation
 from app.settings import Settings
 from app.simulation.attempts import Claims, Work
 from app.simulation.batches import BatchWriter, Verb
-from app.simulation.clock import SimulationClock
 from app.simulation.instances import Instance, RandomModel
 from app.simulation.leases import Leases, RenewalBatch
 from app.simulation.slots import SlotAssignment, SlotTable
@@ -35,6 +36,7 @@ from app.stopping import StopListener
 
 _KILLED = -9
 _DEADLINES_S = 1.0
+_SETTLED_S = 0.05
 
 
 class Fleet:
@@ -46,8 +48,9 @@ class Fleet:
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
         self._random_model = RandomModel(simulation)
         self._numbers = itertools.count(1)
-        self._clock = SimulationClock()
-        self.post = self._clock.post
+        self._clock = asyncio.new_event_loop()
+        self._clock.set_exception_handler(_broken)
+        self.post = self._clock.call_soon_threadsafe
         self._instances: dict[UUID, Instance] = {}
         self._slots = SlotTable(celery, lambda queue, messages: self.post(self._take_messages, queue, messages))
         self._leaving: dict[UUID, str] = {}  # handles of instances whose end is not yet in the ledger
@@ -68,9 +71,14 @@ class Fleet:
         self.work.start(self._outcomes)
         self._leases.start(self._outcomes)
         self._enforce_deadlines()
-        while not (self._stopping and self._settled()):
-            self._clock.turn()
+        self._clock.run_until_complete(self._until_settled())
         self._close()
+
+    async def _until_settled(self) -> None:
+        settled = 0
+        while settled < 2:  # twice: at the first look, answers of the writers may be due
+            await asyncio.sleep(_SETTLED_S)
+            settled = settled + 1 if self._stopping and self._settled() else 0
 
     def stop(self) -> None:
         """Makes every instance give its attempts back and exit. On the fleet's thread only."""
@@ -79,8 +87,7 @@ class Fleet:
             self.interrupt(instance)
 
     def _settled(self) -> bool:
-        quiet = not self._instances and self._clock.quiet()
-        return quiet and all(writer.idle() for writer in (self._intake, self._fallback, self._outcomes))
+        return not self._instances and all(writer.idle() for writer in (self._intake, self._fallback, self._outcomes))
 
     def _close(self) -> None:
         self._slots.close()
@@ -127,13 +134,13 @@ class Fleet:
         self._counts["launched"] += 1
         match self._random_model.birth():
             case "boot_failure":
-                self._clock.after(
+                self._clock.call_later(
                     self._random_model.draw("boot_s"), self._leave, instance, 1, "exit code 1 while it booted"
                 )
             case "never_registers":
                 self._counts["never_registered"] += 1
             case _:
-                self._clock.after(self._random_model.draw("boot_s"), self._booted, instance)
+                self._clock.call_later(self._random_model.draw("boot_s"), self._booted, instance)
         return instance.handle
 
     def terminate(self, instance_id: UUID, grace_s: float) -> None:
@@ -143,7 +150,7 @@ class Fleet:
             return
         if grace_s > 0 and not instance.frozen:
             self._drain(instance)
-            self._clock.after(grace_s, self.interrupt, instance)
+            self._clock.call_later(grace_s, self.interrupt, instance)
         else:
             self._die(instance, "killed by SIGKILL")
 
@@ -170,7 +177,7 @@ class Fleet:
                 self._idle_at(instance)
 
     def _idle_at(self, instance: Instance) -> None:
-        self._clock.after(self._settings.ephemeral_idle_s, self._idled, instance)
+        self._clock.call_later(self._settings.ephemeral_idle_s, self._idled, instance)
 
     def _idled(self, instance: Instance) -> None:
         if instance.gone or instance.attempts:
@@ -199,7 +206,7 @@ class Fleet:
             self._leave(instance, code, f"exit code {code}")
 
     def _enforce_deadlines(self) -> None:
-        self._clock.after(_DEADLINES_S, self._enforce_deadlines)
+        self._clock.call_later(_DEADLINES_S, self._enforce_deadlines)
         now = time.monotonic()
         for instance in [instance for instance in self._instances.values() if instance.ends_at < now]:
             self._die(instance, "killed at its deadline")
@@ -249,7 +256,7 @@ class Fleet:
             self._counts["frozen"] += 1
             instance.frozen = True
             self._slots.shut(instance)
-            self._clock.after(self._random_model.draw("freeze_s"), self._thaw, instance)
+            self._clock.call_later(self._random_model.draw("freeze_s"), self._thaw, instance)
 
     def _thaw(self, instance: Instance) -> None:
         instance.frozen = False
@@ -340,3 +347,9 @@ class Fleet:
             *self.work.verbs(database, retry),
             Verb("exit", lambda gone: instances.exited_many(database, gone, retry), self._heard_exits),
         ]
+
+
+def _broken(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Ends the fleet at an error of its own code: its instances must not go on half alive."""
+    loop.default_exception_handler(context)
+    loop.stop()

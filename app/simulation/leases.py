@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from asyncio import AbstractEventLoop
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
@@ -13,7 +14,6 @@ from app.models.endings import EndReason
 from app.models.states import InstanceState
 from app.settings import Settings
 from app.simulation.batches import BatchWriter, Verb
-from app.simulation.clock import SimulationClock
 
 if TYPE_CHECKING:
     from app.simulation.fleet import Fleet
@@ -36,7 +36,7 @@ class Answered(NamedTuple):
 class Leases:
     """Renews leases every third of `lease_s`; stops work before a lease lapses that could not be renewed."""
 
-    def __init__(self, database: Database, settings: Settings, clock: SimulationClock, fleet: Fleet) -> None:
+    def __init__(self, database: Database, settings: Settings, clock: AbstractEventLoop, fleet: Fleet) -> None:
         self._database = database
         self._settings = settings
         self._clock = clock
@@ -51,7 +51,7 @@ class Leases:
         self._watch()
 
     def _ask(self, writer: BatchWriter) -> None:
-        self._clock.after(self._settings.lease_s / 3, self._ask, writer)
+        self._clock.call_later(self._settings.lease_s / 3, self._ask, writer)
         writer.put("renew", self._fleet.in_hand())
 
     def _write(self, asked: Sequence[RenewalBatch]) -> Answered:
@@ -78,7 +78,7 @@ class Leases:
                     self._fleet.drain(instance_id)
 
     def _watch(self) -> None:
-        self._clock.after(0.5, self._watch)
+        self._clock.call_later(0.5, self._watch)
         silent_s = time.monotonic() - self._renewed_at
         if silent_s > self._settings.lease_s * 0.8:
             self._fleet.work.stop_all()

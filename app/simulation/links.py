@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from asyncio import AbstractEventLoop
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.models.simulation import Simulation
-from app.simulation.clock import SimulationClock
 from app.simulation.instances import Attempt, Instance
 
 _TICK_S = 0.02
@@ -29,7 +29,7 @@ class Links:
     `together`: number of downloads that start at the same time; the attempts then begin with their downloads.
     """
 
-    def __init__(self, clock: SimulationClock) -> None:
+    def __init__(self, clock: AbstractEventLoop) -> None:
         self._clock = clock
         self._downloads: defaultdict[Instance, list[Download]] = defaultdict(list)
         self._seen = 0.0
@@ -51,7 +51,7 @@ class Links:
         self.together = 0
         if not self._downloads:
             self._seen = time.monotonic()
-            self._clock.after(_TICK_S, self._advance)
+            self._clock.call_later(_TICK_S, self._advance)
         else:
             self._share()  # until now only the earlier downloads used the links
         begun, self._held = self._held, []
@@ -62,7 +62,7 @@ class Links:
     def _advance(self) -> None:
         self._share()
         if self._downloads:
-            self._clock.after(_TICK_S, self._advance)
+            self._clock.call_later(_TICK_S, self._advance)
 
     def _share(self) -> None:
         now = time.monotonic()

@@ -12,7 +12,7 @@ from app.simulation.instances import Instance
 from app.simulation.wakeups import WakeUpListener
 
 SlotAssignment = tuple[Instance, WakeUpMessage]
-Deliver = Callable[[str, Sequence[WakeUpMessage]], None]
+Deliver = Callable[[str, Sequence[WakeUpMessage]], object]
 """Callback with queue and messages; called on a listener's thread."""
 
 

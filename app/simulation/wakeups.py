@@ -30,7 +30,7 @@ class WakeUpListener:
     popped from that list in one command and decoded by kombu.
     """
 
-    def __init__(self, celery: Celery, queue: str, deliver: Callable[[str, list[WakeUpMessage]], None]) -> None:
+    def __init__(self, celery: Celery, queue: str, deliver: Callable[[str, list[WakeUpMessage]], object]) -> None:
         self._celery = celery
         self._queue = queue
         self._deliver = deliver

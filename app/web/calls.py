@@ -89,12 +89,12 @@ class WebCall:
             raise UnknownName(f"unknown task {missing[0]}")
 
     def visible(self, uses: Sequence[Use]) -> list[Use]:
-        """Returns the limits that the caller may see: not those of other users, and without the holders of places."""
+        """Returns the limits that the caller may see: not those of other users."""
         if self.whose is None:
             return list(uses)
         own, runs = f":{self.whose}", self._own_of({match[1] for use in uses if (match := _RUN.search(use.name))})
         return [
-            replace(use, oldest_attempt=None, oldest_since=None)
+            use
             for use in uses
             if (match[1] in runs if (match := _RUN.search(use.name)) else not _USERS.match(use.name))
             or use.name.endswith(own)

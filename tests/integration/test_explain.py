@@ -220,25 +220,6 @@ def test_an_admitted_task_says_which_instances_are_coming(database: Database, as
     assert f"its message was published at {ago(0):%H:%M:%S} UTC" in doing
 
 
-def test_a_run_says_that_a_slot_gets_no_worker_for_long(database: Database, asking: Asking) -> None:
-    for age, said in ((20, False), (95, True)):
-        run_id = a_run(database)
-        task_id = a_task(database, run_id, state="admitted", attempts=1)
-        an_attempt(database, task_id, dispatched_at=ago(age))
-        hint = asking.run(run_id).hint
-        assert hint.startswith("1 task(s) have a slot and no worker yet, the first for 9") is said
-        assert (f"`megaflow explain {task_id}`" in hint) is said
-
-
-def test_a_run_says_that_attempts_wait_for_a_grader(database: Database, asking: Asking) -> None:
-    run_id = a_run(database)
-    attempt_id = an_attempt(database, a_task(database, run_id, state="running", attempts=1), state="grading")
-    assert asking.run(run_id).hint == ""
-    insert(database, "gradings", attempt_id=attempt_id, number=1, resource_class="standard", submission="{}")
-    hint = asking.run(run_id).hint
-    assert hint.startswith("1 attempt(s) wait for a grader (slots:grading.standard): more are allowed by MEGAFLOW_GRAD")
-
-
 def test_an_admitted_task_of_the_pool_waits_for_a_worker(database: Database, asking: Asking) -> None:
     an_instance(database, mode="persistent", slots=3)
     live(database, 1, mode="persistent")

@@ -30,7 +30,7 @@ def test_a_token_stands_for_its_attempt_until_that_ends(database: Database) -> N
         claim.attempt_id, claim.number, claim.task_id, claim.run_id
     )  # fmt: skip
     assert found.live
-    assert found.limits.max_turns == claim.spec.task.limits.max_steps
+    assert found.limits.max_steps == claim.spec.task.limits.max_steps
     ends.finish(database, claim, verdict=Verdict(reward=1.0, counts=True))
     ended = session(database, "mf-secret")
     assert ended is not None

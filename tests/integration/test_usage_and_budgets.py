@@ -114,15 +114,6 @@ def test_in_other_ways(database: Database, used: UUID, by: By, keys: list[str]) 
         assert sum(row.environment_s or 0 for row in found) == 180.0
 
 
-def test_by_day_and_within_a_time(database: Database, used: UUID) -> None:
-    [day] = _rows(database, "day")
-    assert day.calls == 4
-    assert day.environment_s == 180.0
-    assert _rows(database, "day", until=ago(1000)) == []
-    assert _rows(database, "user", user="bob") == []
-    assert [row.calls for row in _rows(database, "run", since=ago(60))] == [4]
-
-
 def test_the_command_shows_unknown_as_unknown(used: UUID, megaflow: CommandLine) -> None:
     lines = megaflow("usage", "night").splitlines()
     assert any("cheap #0" in line and "$1.00" in line for line in lines)

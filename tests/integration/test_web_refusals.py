@@ -57,11 +57,9 @@ def test_strangers_behind_our_proxy_are_counted_by_their_own_addresses(web: Web)
     assert guesses("198.51.100.7", [f"192.0.2.{n}" for n in range(10, 22)]) == {401, 429}, "no proxy of ours"
 
 
-def test_times_and_texts_that_nothing_can_hold_are_refused_in_words(web: Web) -> None:
+def test_texts_and_sizes_that_nothing_can_hold_are_refused_in_words(web: Web) -> None:
     task = a_task().model_dump(mode="json")
     with web.user() as owner:
-        found = owner.get("/api/v1/usage?since=0001-01-01T00:00:00")
-        assert (found.status_code, error_of(found)[0]) == (422, "OptionInvalid"), found.text
         body = {"tasks": [task], "agent": "mini-swe-agent", "model": {"name": "replay:\0"}}
         found = owner.post("/api/v1/runs", json=body)
         assert (found.status_code, error_of(found)[0]) == (422, "SpecInvalid"), found.text

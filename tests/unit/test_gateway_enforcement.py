@@ -16,7 +16,8 @@ from app.model_service.gateway import enforcement
 from app.model_service.gateway.state import AttemptCalls, CallState
 from app.model_service.recording.recorder import Recorder
 from app.model_service.serving import CallRefusal
-from app.models.model_calls import Account, CallEnd, Dialect, ModelLimits, ModelSession
+from app.models.model_calls import Account, CallEnd, Dialect, ModelSession
+from app.models.spec import Limits
 from tests.building import a_session
 
 
@@ -45,7 +46,7 @@ class Attempt:
         self.calls = AttemptCalls()
         self.accounts = Accounts()
         self._patience_s = patience_s
-        self._session = a_session(limits=ModelLimits(**limits))
+        self._session = a_session(limits=Limits(**({"max_steps": 1_000_000} | limits)))
 
     async def allow(self, **body: Any) -> CallState:
         call = CallState(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from datetime import UTC, datetime
 
@@ -12,7 +11,6 @@ from app.ledger.attempts import Claim
 from app.models.outcome import Phase
 from app.models.simulation import FATES, Simulation
 from app.models.spec import Mode
-from app.simulation.clock import SimulationClock
 from app.simulation.instances import RandomModel, Step
 from tests.building import a_spec, new_id
 
@@ -67,15 +65,3 @@ def test_one_seed_gives_the_same_times_again_and_one_die_does_not_move_another()
     ]
     assert times[0] == times[1] == times[2]
     assert times[0] != times[3]
-
-
-def test_the_clock_does_what_falls_due_in_the_order_of_time_and_what_is_handed_over_at_once() -> None:
-    clock, done = SimulationClock(), list[str]()
-    clock.after(0.02, done.append, "later")
-    clock.after(0.01, done.append, "sooner")
-    clock.after(60.0, done.append, "never")
-    clock.post(done.append, "now")
-    give_up = time.monotonic() + 30
-    while len(done) < 3 and time.monotonic() < give_up:
-        clock.turn()
-    assert done == ["now", "sooner", "later"]

@@ -27,7 +27,7 @@ class Hand:
         self.now = 0.0
         self._due: list[tuple[float, Callable[..., None]]] = []
 
-    def after(self, delay_s: float, act: Callable[..., None]) -> None:
+    def call_later(self, delay_s: float, act: Callable[..., None]) -> None:
         self._due.append((self.now + delay_s, act))
 
     def turn_until(self, end: float) -> None:

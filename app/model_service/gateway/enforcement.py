@@ -61,11 +61,9 @@ def _waits_for_turns(call: CallState, account: Account) -> bool:
     """Whether the call must wait for turns under way. Raises: CallRefusal: there are none left.
 
     Calls that offer tools are turns; if an agent never offers any, all its calls are. Other calls are auxiliary, such
-    as titles. Calls before the first one with tools are auxiliary too, and do not count against `max_turns`.
+    as titles. Calls before the first one with tools are auxiliary too, and do not count against `max_steps`.
     """
-    most = call.session.limits.max_turns
-    if most is None:
-        return False
+    most = call.session.limits.max_steps
     had = 0 if call.tools and not account.offered_tools else account.turns
     if had >= most:
         raise CallRefusal(

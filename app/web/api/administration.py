@@ -8,7 +8,7 @@ from typing import Literal
 import structlog
 from pydantic import Field
 
-from app.errors import NotAllowed, OptionInvalid
+from app.errors import NotAllowed
 from app.evaluation import Submission
 from app.ledger import limits, quotas, schedules
 from app.ledger.limits import Use
@@ -35,13 +35,11 @@ class Who(Wire):
 
 
 class UsageQuery(Wire):
-    """by: what a row is about; run, user: only these; since, until: only what began then."""
+    """by: what a row is about; run, user: only these."""
 
     by: UsageBy = "run"
     run: str | None = None
     user: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
 
 
 class WhyQuery(Wire):
@@ -103,13 +101,7 @@ def show_usage(call: WebCall) -> list[UsageRow]:
     if call.whose is not None and query.user not in (None, call.whose):
         raise NotAllowed(f"expected the user {call.whose!r} of the token, found {query.user!r}")
     run_id = None if query.run is None else call.run(query.run)
-    try:
-        since, until = (one if one is None or one.tzinfo else one.astimezone() for one in (query.since, query.until))
-    except (OverflowError, ValueError):
-        raise OptionInvalid("expected `since` and `until` within the years 2 to 9998, found another") from None
-    return call.flow.installation.usage(
-        query.by, run_id=run_id, user=call.whose or query.user, since=since, until=until
-    )
+    return call.flow.installation.usage(query.by, run_id=run_id, user=call.whose or query.user)
 
 
 @operations.put("/limits/{name:path}", Changed, body=LimitChange)
