@@ -155,7 +155,7 @@ def test_shared_layers_are_counted_once(
     recipe = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nWORKDIR /new\nCOPY big /big\nENV A=1\n"
     made = [images.ensure(contexts.spec(recipe, big=BIG + str(n)), timeout_s=60) for n in range(2)]
     base = images.find(base_image_tag)
-    held = {image.id: image.held for image in cache.look().images}
+    held = {image.id: image for image in cache.look().images}
     below = held[str(base)].layers
     for image_id in made:
         assert held[image_id].layers[: len(below)] == below
