@@ -10,20 +10,17 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-
-from app.environments.networks.egress import Traffic
 
 _CHUNK_BYTES = 64 << 10
 _LAST_S = 5.0
 """Seconds for remaining data once one side has closed."""
 
 
-def pump(inside: socket.socket, outside: socket.socket, traffic: Traffic, name: str, *, idle_s: float) -> None:
+def pump(inside: socket.socket, outside: socket.socket, *, idle_s: float) -> None:
     """Carries bytes until both directions have ended, one side has closed, or nothing passed for `idle_s`.
 
-    name: of the host, for the counts. Both sockets are left shut. Raises: OSError: a connection broke.
+    Both sockets are left shut. Raises: OSError: a connection broke.
     """
     inside.settimeout(None)
     outside.settimeout(None)
@@ -31,14 +28,14 @@ def pump(inside: socket.socket, outside: socket.socket, traffic: Traffic, name: 
 
     def outwards() -> None:
         try:
-            _carry(inside, outside, lambda count: traffic.passed(name, sent_bytes=count), clock)
+            _carry(inside, outside, clock)
         except OSError:  # the server reads no more: what it has answered is still carried
             _shut(inside, socket.SHUT_RD)
 
     thread = threading.Thread(target=outwards, name="egress-outwards", daemon=True)
     thread.start()
     try:
-        ended = _carry(outside, inside, lambda count: traffic.passed(name, received_bytes=count), clock)
+        ended = _carry(outside, inside, clock)
         thread.join(None if ended else _LAST_S)
     finally:
         for one in (inside, outside):
@@ -61,7 +58,7 @@ class _IdleClock:
         return max(0.0, self._moved + self._idle_s - time.monotonic())
 
 
-def _carry(source: socket.socket, sink: socket.socket, count: Callable[[int], None], clock: _IdleClock) -> bool:
+def _carry(source: socket.socket, sink: socket.socket, clock: _IdleClock) -> bool:
     """Carries one direction. False: nothing passed for too long, or the sink has closed. Raises: OSError."""
     poll = select.poll()
     poll.register(source, select.POLLIN)
@@ -77,7 +74,6 @@ def _carry(source: socket.socket, sink: socket.socket, count: Callable[[int], No
             _shut(sink, socket.SHUT_WR)
             return True
         sink.sendall(data)
-        count(len(data))
         clock.moved()
 
 
