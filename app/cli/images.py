@@ -76,7 +76,7 @@ def _synced(done: SyncResult) -> dict[str, Any]:
 
 def _parts(settings: Settings) -> Parts:
     store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
-    return Parts(settings, fetch_bundle=lambda bundle: fetch_bundle(store, bundle))
+    return Parts(settings.home / "cache" / "contexts", lambda bundle: fetch_bundle(store, bundle))
 
 
 def _semaphore(flow: MegaFlow) -> Semaphore | None:

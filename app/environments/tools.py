@@ -5,20 +5,19 @@ A provider gets a function that finds a tool's folder by name (`Find`). The agen
 
 from __future__ import annotations
 
-import io
-import os
 import tarfile
-import threading
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from app.errors import AgentUnavailable, EnvironmentFailed, SpecInvalid
 from app.models.spec import TOOLS_INSIDE, EnvironmentKind, EnvironmentSpec
 
 Find = Callable[[str], Path]
 """Returns the folder of a tool on this host, complete and unchanging. Raises: AgentUnavailable."""
-_PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,36 +59,25 @@ def versions(tools: tuple[Tool, ...]) -> dict[str, str]:
     return {tool.name: tool.folder.name for tool in tools}
 
 
-def archived(tool: Tool, folder: str = "/") -> Iterator[bytes]:
-    """Yields a tar of the tool, at its path below `folder` inside, in pieces: bundles are too large for memory."""
-    place = str(PurePosixPath(tool.target).relative_to(folder))
-    reading, writing = os.pipe()
-    failures: list[Exception] = []
+@contextmanager
+def archived(tool: Tool, folder: str = "/") -> Iterator[BinaryIO]:
+    """Yields a file with a tar of the tool, at its path below `folder` inside: bundles are too large for memory.
 
-    def write() -> None:
+    Raises: EnvironmentFailed: the tool cannot be read, or the disk is full.
+    """
+    place = PurePosixPath(tool.target).relative_to(folder)
+    with tempfile.TemporaryFile() as packed:
         try:
-            with open(writing, "wb") as sink, tarfile.open(fileobj=sink, mode="w|") as tar:
-                for name in ("/".join(part) for part in _parents(place)):
-                    parent = tarfile.TarInfo(name)
+            with tarfile.open(fileobj=packed, mode="w") as tar:
+                for name in [*reversed(place.parents)][1:]:
+                    parent = tarfile.TarInfo(str(name))
                     parent.type, parent.mode = tarfile.DIRTYPE, 0o755
-                    tar.addfile(parent, io.BytesIO())
-                tar.add(tool.folder, place, filter=_as_roots)
+                    tar.addfile(parent)
+                tar.add(tool.folder, str(place), filter=_as_roots)
         except (OSError, tarfile.TarError) as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=write, name="tool-archive", daemon=True)
-    thread.start()
-    with open(reading, "rb") as source:
-        while piece := source.read(_PIECE):
-            yield piece
-    thread.join()
-    if failures:
-        raise EnvironmentFailed(f"the tool {tool.name!r} cannot be read: {failures[0]}.") from failures[0]
-
-
-def _parents(target: str) -> Iterator[list[str]]:
-    parts = target.strip("/").split("/")
-    yield from (parts[:depth] for depth in range(1, len(parts)))
+            raise EnvironmentFailed(f"the tool {tool.name!r} cannot be read: {error}.") from error
+        packed.seek(0)
+        yield packed
 
 
 def _as_roots(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from app.settings import Settings
 
-HEAD_BYTES = 512 << 10
-TAIL_BYTES = 1 << 20
-"""Bytes stored of a log's beginning (`HEAD_BYTES`) and, at least, of its end."""
+MOST_BYTES = 2 << 20
+"""Size above which a log loses its first half: its end tells what went wrong."""
 KEEP = 200
 """Maximum number of logs."""
 _MARK = "[megaflow] "
@@ -28,41 +27,25 @@ class BuildLog:
     def __init__(self, file: Path) -> None:
         self.file = file
         self._written = file.open("w+b")
-        self._tail_at = HEAD_BYTES  # where the end begins, once something was left out
-        self._left_out = 0
 
     def write(self, text: str) -> None:
         """Raises: OSError: the disk is full."""
         self._written.write(text.encode(errors="replace"))
+        if self._written.tell() > MOST_BYTES:
+            self._written.seek(-MOST_BYTES // 2, os.SEEK_CUR)
+            tail = self._written.read()
+            self._written.seek(0)
+            self._written.write(b"[... the beginning was left out ...]\n" + tail)
+            self._written.truncate()
         self._written.flush()
-        if self._written.tell() > self._tail_at + 2 * TAIL_BYTES:
-            self._shorten()
 
     def note(self, text: str) -> None:
         """Writes a line that MegaFlow adds."""
-        begun = "" if self._at_line_start() else "\n"
-        self.write(f"{begun}{_MARK}{text}\n")
+        self.write(f"\n{_MARK}{text}\n")
 
     def close(self) -> None:
         """Raises: OSError: the disk is full."""
         self._written.close()
-
-    def _at_line_start(self) -> bool:
-        if self._written.tell() == 0:
-            return True
-        self._written.seek(-1, os.SEEK_END)
-        return self._written.read(1) == b"\n"
-
-    def _shorten(self) -> None:
-        end = self._written.tell()
-        self._left_out += end - TAIL_BYTES - self._tail_at
-        self._written.seek(end - TAIL_BYTES)
-        tail = self._written.read()
-        gap = f"\n[... {self._left_out} bytes left out ...]\n".encode()
-        self._written.seek(HEAD_BYTES)
-        self._written.write(gap + tail)
-        self._written.truncate()
-        self._tail_at = HEAD_BYTES + len(gap)
 
 
 class BuildLogs:

@@ -35,7 +35,7 @@ class View:
 
     @property
     def image_bytes(self) -> int:
-        return total_bytes([image.held for image in self.images])
+        return total_bytes(self.images)
 
     def above(self, mark: float) -> int:
         """Returns the bytes to free until `mark`; negative: room."""
@@ -46,13 +46,12 @@ class View:
         return {
             image.id
             for image in self.images
-            if not image.ours or image.pinned or image.containers or now - image.held.used_at < fresh_s
+            if not image.ours or image.pinned or image.containers or now - image.used_at < fresh_s
         }
 
     def victims(self, need_bytes: int, now: float, fresh_s: float = FRESH_S) -> list[str]:
         """Returns the images to evict to free these bytes, in the order of eviction."""
-        held = [image.held for image in self.images]
-        return choose_victims(held, self.queue, self.staying(now, fresh_s), need_bytes)
+        return choose_victims(self.images, self.queue, self.staying(now, fresh_s), need_bytes)
 
 
 class ImageCache:
@@ -131,8 +130,8 @@ class ImageCache:
         return [by_id[i].names[0] if by_id[i].names else i for i in image_ids if self._remove(by_id[i])]
 
     def _remove(self, image: Here) -> bool:
-        with self.book.alone(sorted(image.held.keys)) as free:
-            used_again = self.book.entry(image.id).used_at > image.held.used_at
+        with self.book.alone(sorted(image.keys)) as free:
+            used_again = self.book.entry(image.id).used_at > image.used_at
             if not free or used_again or not self._index.remove(image):
                 return False
             if self._index.is_all:

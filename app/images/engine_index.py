@@ -12,7 +12,7 @@ from docker.errors import APIError
 
 from app.errors import ImageUnavailable
 from app.host.engine import Engine, engine_of, missing
-from app.images.eviction import HeldImage, ImageLayer
+from app.images.eviction import ImageLayer
 from app.images.image_index import Disk, Here, disk_of
 from app.images.layer_index import Unpacked, forget, tidy, users_of
 from app.images.metadata import ImageEntry, ImageMetadata
@@ -100,9 +100,12 @@ class OnEngine:
         names = _names(found)
         # A name that MegaFlow did not give is a person's: then the image belongs to that person, too.
         ours = entry.ours and all(name in entry.names for name in found.get("RepoTags") or [] if not _unnamed(name))
-        derived = _BASE in (found.get("Labels") or {})
         return Here(
-            held=HeldImage(found["Id"], frozenset(entry.keys), layers, entry.used_at, derived),
+            id=found["Id"],
+            keys=frozenset(entry.keys),
+            layers=layers,
+            used_at=entry.used_at,
+            derived=_BASE in (found.get("Labels") or {}),
             names=names,
             size_bytes=int(found["Size"]),
             ours=ours,

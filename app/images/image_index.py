@@ -16,20 +16,15 @@ from app.images.layer_store import ImageStore
 from app.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class Here:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here(HeldImage):
     """An image on this host. `ours`: MegaFlow pulled or built it under these `names`, so it may be evicted."""
 
-    held: HeldImage
     names: tuple[str, ...]
     size_bytes: int
     ours: bool
     containers: int  # existing containers of it, running or not
     pinned: bool = False  # the base of recipes, the worker's own image
-
-    @property
-    def id(self) -> str:
-        return self.held.id
 
 
 class ImageIndex(Protocol):

@@ -12,7 +12,7 @@ import structlog
 from app.errors import ImageUnavailable
 from app.host.engine import url_of
 from app.host.environment_records import Records
-from app.images.eviction import HeldImage, ImageLayer
+from app.images.eviction import ImageLayer
 from app.images.image_index import Disk, Here, disk_at
 from app.images.layer_store import ImageStore, StoredImageEntry
 from app.images.metadata import ImageEntry, ImageMetadata
@@ -74,7 +74,7 @@ class Unpacked:
             forget(self._home, image.id)
             return store.image(image.id) is None
         name = image.id.removeprefix(_SET_UP)
-        if any(one.snapshot == name and one.used_at > image.held.used_at for one in store.listed()):
+        if any(one.snapshot == name and one.used_at > image.used_at for one in store.listed()):
             return False  # used since the listing
         store.remove_setup(name, keep=self._layers_in_use)
         return all(one.snapshot != name for one in store.listed())
@@ -95,7 +95,10 @@ class Unpacked:
         known = entry or ImageEntry(one.image.id)
         layers = _layers(store, one.image.layers)
         return Here(
-            held=HeldImage(one.image.id, frozenset(known.keys), layers, max(one.used_at, known.used_at)),
+            id=one.image.id,
+            keys=frozenset(known.keys),
+            layers=layers,
+            used_at=max(one.used_at, known.used_at),
             names=tuple(sorted({*names, *known.names})),
             size_bytes=sum(layer.size_bytes for layer in layers),
             ours=ours,
@@ -109,7 +112,11 @@ class Unpacked:
         name, top = f"{_SET_UP}{one.snapshot}", one.image.layers[-1:]
         keys = frozenset(entry.keys) if entry else frozenset()
         return Here(
-            held=HeldImage(name, keys, _layers(store, top), one.used_at, derived=True),
+            id=name,
+            keys=keys,
+            layers=_layers(store, top),
+            used_at=one.used_at,
+            derived=True,
             names=(name[:24],),
             size_bytes=store.size_bytes(top),
             ours=True,

@@ -3,7 +3,7 @@
 images/oci/layers/NAME      a layer's files, as overlayfs takes them
 images/oci/images/ID.json   an image: its layers and the used part of its configuration
 images/oci/snapshots/KEY.json   an image with one more layer, made by set-up commands
-images/oci/unkept/KEY       set-up commands whose result is more than files
+images/oci/unkept/KEY.json  set-up commands whose result is more than files
 images/oci/blobs/…          fetched from a registry: a blob until it is unpacked, then a link to its layer
 images/oci/references/…     the image of a reference at its last request
 """
@@ -187,14 +187,14 @@ class ImageStore:
         return self._loaded(self._image_file(image_id))
 
     def images(self) -> list[StoredImage]:
-        loaded = [self._loaded(file) for file in self._image_files()]
+        loaded = [self._loaded(file) for file in self._files("images")]
         return [image for image in loaded if image is not None]
 
     def listed(self) -> list[StoredImageEntry]:
         """Returns the complete images, and the results of set-ups."""
-        images = [(file, None) for file in self._image_files()]
+        images = [(file, None) for file in self._files("images")]
         entries = []
-        for file, name in (*images, *((file, file.stem) for file in self._snapshot_files())):
+        for file, name in (*images, *((file, file.stem) for file in self._files("snapshots"))):
             with suppress(FileNotFoundError):  # just removed
                 if (image := self._loaded(file)) is not None:
                     entries.append(StoredImageEntry(image, file.stat().st_mtime, name))
@@ -203,7 +203,7 @@ class ImageStore:
     def references(self) -> dict[str, str]:
         """Returns the references whose images are complete here, with the images' ids."""
         ids: dict[str, str] = {}
-        for file in (self._root / "references").glob("[!.]*.json"):
+        for file in self._files("references"):
             with suppress(OSError, ValueError, KeyError):  # just removed
                 reference = json.loads(file.read_text())["reference"]
                 if image_id := self.recall(reference):
@@ -218,11 +218,11 @@ class ImageStore:
 
     def remember(self, reference: str, image_id: str) -> None:
         """Records the image of a reference."""
-        write_whole(self._reference_file(reference), json.dumps({"reference": reference, "image": image_id}))
+        write_whole(self._hashed("references", reference), json.dumps({"reference": reference, "image": image_id}))
 
     def recall(self, reference: str) -> str | None:
         """Returns the id of a reference's image at its last request; None when it is not here."""
-        image_id = json.loads(_read(self._reference_file(reference), "{}")).get("image")
+        image_id = json.loads(_read(self._hashed("references", reference), "{}")).get("image")
         return image_id if image_id and self.image(image_id) else None
 
     def add_snapshot(
@@ -241,12 +241,12 @@ class ImageStore:
             trees.remove(self.layers / name)  # remains of a process that was killed before it wrote the snapshot file
             self._publish(upper, name, size_bytes)
             image = replace(under, layers=(*under.layers, name))
-            write_whole(self._snapshot_file(key), json.dumps(asdict(image)))
+            write_whole(self._hashed("snapshots", key), json.dumps(asdict(image)))
             return image
 
     def snapshot(self, key: str) -> StoredImage | None:
         """Returns the image stored under `key` if all of its layers are here. Counts as use."""
-        file = self._snapshot_file(key)
+        file = self._hashed("snapshots", key)
         image = self._loaded(file)
         if image is not None:
             with suppress(FileNotFoundError):  # just removed
@@ -255,12 +255,12 @@ class ImageStore:
 
     def note_unkept(self, key: str, image_id: str) -> None:
         """Records that the set-up `key` on this image cannot be cached: it is not tried again for a day."""
-        write_whole(self._unkept_file(key), image_id)
+        write_whole(self._hashed("unkept", key), image_id)
 
     def is_unkept(self, key: str) -> bool:
         """Whether `note_unkept` recorded the key in the last day."""
         try:
-            return time.time() - self._unkept_file(key).stat().st_mtime < _UNKEPT_S
+            return time.time() - self._hashed("unkept", key).stat().st_mtime < _UNKEPT_S
         except FileNotFoundError:
             return False
 
@@ -278,12 +278,12 @@ class ImageStore:
         """
         with self._locked(fcntl.LOCK_EX):
             in_use = keep()
-            snapshots = [file for file in self._snapshot_files() if _described(file).get("id") == image_id]
+            snapshots = [file for file in self._files("snapshots") if _described(file).get("id") == image_id]
             files = [self._image_file(image_id), *snapshots]
-            others = {name for file in self._image_files() if file != files[0] for name in _names(file)}
+            others = {name for file in self._files("images") if file != files[0] for name in _names(file)}
             if {name for file in files for name in _names(file)} & in_use - others:
                 return 0
-            unkept = [file for file in self._unkept_files() if _read(file, "") == image_id]
+            unkept = [file for file in self._files("unkept") if _read(file, "") == image_id]
             for file in (*files, *unkept):
                 file.unlink(missing_ok=True)
             return self._drop(in_use)
@@ -302,9 +302,9 @@ class ImageStore:
         """Removes remains of killed processes, unfinished images, and layers of no image. Returns the freed bytes."""
         with self._locked(fcntl.LOCK_EX):
             in_use = keep()
-            for file in self._image_files():
+            for file in self._files("images"):
                 self._drop_unfinished(file)
-            for file in (self._root / "references").glob("[!.]*.json"):
+            for file in self._files("references"):
                 with suppress(ValueError):  # damaged file
                     if self._loaded(self._image_file(_described(file).get("image", ""))) is not None:
                         continue
@@ -324,7 +324,7 @@ class ImageStore:
                 file.unlink(missing_ok=True)
 
     def _drop(self, keep: set[str]) -> int:
-        needed = keep | {name for file in (*self._image_files(), *self._snapshot_files()) for name in _names(file)}
+        needed = keep | {name for file in (*self._files("images"), *self._files("snapshots")) for name in _names(file)}
         superfluous = [one for one in self.layers.glob(f"[!.{SYSTEM_MARK}]*") if one.name not in needed]
         return sum(self._drop_layer(one, one.name) for one in superfluous)
 
@@ -349,23 +349,11 @@ class ImageStore:
     def _image_file(self, image_id: str) -> Path:
         return self._root / "images" / f"{image_id.removeprefix('sha256:')}.json"
 
-    def _image_files(self) -> list[Path]:
-        return list((self._root / "images").glob("[!.]*.json"))
+    def _files(self, kind: str) -> list[Path]:
+        return list((self._root / kind).glob("[!.]*.json"))
 
-    def _snapshot_file(self, key: str) -> Path:
-        return self._root / "snapshots" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
-
-    def _snapshot_files(self) -> list[Path]:
-        return list((self._root / "snapshots").glob("[!.]*.json"))
-
-    def _unkept_file(self, key: str) -> Path:
-        return self._root / "unkept" / hashlib.sha256(key.encode()).hexdigest()
-
-    def _unkept_files(self) -> list[Path]:
-        return list((self._root / "unkept").glob("[!.]*"))
-
-    def _reference_file(self, reference: str) -> Path:
-        return self._root / "references" / f"{hashlib.sha256(reference.encode()).hexdigest()}.json"
+    def _hashed(self, kind: str, key: str) -> Path:
+        return self._root / kind / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
     def _making_file(self, image_id: str) -> Path:
         return self._root / "locks" / f"making-{image_id.removeprefix('sha256:')}"

@@ -1,7 +1,7 @@
 """Stores names, last use and origin of this host's images.
 
 The engine stores none. Files below `home`/cache/images, shared by all processes of the host without a lock: one
-per image and key, whose time of change is the time of last use; and one per project of several containers.
+per image and key, whose time of change is the time of last use.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +24,6 @@ from app.images.references import short
 from app.settings import Settings
 
 _RETRY_S = 0.02
-_PARTS_S = 30 * 86400.0
-"""Time after its last use for which the list of a project's images is stored."""
 
 
 @dataclass(slots=True)
@@ -73,7 +71,7 @@ class ImageMetadata:
     def change_marker(self) -> frozenset[str]:
         """Returns a value that changes whenever an image comes or goes; cheap."""
         try:
-            return frozenset(name for name in os.listdir(self._folder) if name.endswith((".json", ".parts")))
+            return frozenset(name for name in os.listdir(self._folder) if name.endswith(".json"))
         except FileNotFoundError:
             return frozenset()
 
@@ -100,31 +98,6 @@ class ImageMetadata:
     def fit(self, image_id: str) -> bool:
         """Whether `note_fit` recorded the image."""
         return (self._folder / f"{_hex(image_id)}.fit").exists()
-
-    def note_parts(self, key: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
-        """Records the images of a project of several containers: by their keys, each with its origin."""
-        write_whole(self._parts_file(key), json.dumps({"key": key, "parts": parts}))
-        for file in self._folder.glob("*.parts"):
-            with suppress(FileNotFoundError):
-                if time.time() - file.stat().st_mtime > _PARTS_S:
-                    file.unlink()
-
-    def parts(self, key: str) -> dict[str, dict[str, Any]] | None:
-        """Returns the images that `note_parts` recorded; None without a record."""
-        with suppress(OSError, ValueError, KeyError):
-            parts: dict[str, dict[str, Any]] = json.loads(self._parts_file(key).read_text())["parts"]
-            os.utime(self._parts_file(key))
-            return parts
-        return None
-
-    def projects(self) -> dict[str, frozenset[str]]:
-        """Returns the keys of the images, by the key of the project."""
-        projects: dict[str, frozenset[str]] = {}
-        for file in self._folder.glob("*.parts"):
-            with suppress(OSError, ValueError, KeyError):  # just removed
-                noted = json.loads(file.read_text())
-                projects[noted["key"]] = frozenset(noted["parts"])
-        return projects
 
     def note_queue(self, keys: Sequence[str]) -> None:
         """Records the keys that the queue will need, soonest first, for processes that have to make room."""
@@ -171,9 +144,6 @@ class ImageMetadata:
     def _file(self, image_id: str, key: str) -> Path:
         return self._folder / f"{_hex(image_id)}.{short(key)}.json"
 
-    def _parts_file(self, key: str) -> Path:
-        return self._folder / f"{short(key)}.parts"
-
 
 def _try(handle: int, kind: int) -> bool:
     try:
@@ -212,17 +182,15 @@ class ImageChanges:
         return self._keys
 
     def _look(self) -> frozenset[str]:
-        """Reads all images of an engine that answers; without one, the unpacked images are all there is.
-
-        A project is here when all its images are. Without an engine it cannot be used.
-        """
+        """Reads all images of an engine that answers; without one, the unpacked images are all there is."""
         listed, known = self._listed(), self._book.entries().items()
         if listed is None:
             here = ImageStore(self._settings.home.resolve()).references()
             ids = set(here.values())
             return frozenset(here).union(*(entry.keys for image_id, entry in known if image_id in ids))
-        keys = {key for image_id, entry in known if image_id in listed for key in entry.keys}.union(*listed.values())
-        return frozenset(keys | {project for project, parts in self._book.projects().items() if parts <= keys})
+        return frozenset(
+            {key for image_id, entry in known if image_id in listed for key in entry.keys}.union(*listed.values())
+        )
 
     def _listed(self) -> dict[str, set[str]] | None:
         try:

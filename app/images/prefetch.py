@@ -12,7 +12,6 @@ import structlog
 from app.errors import DatabaseUnavailable, DiskFull, EngineUnavailable, MegaFlowError, StationError
 from app.host.slots import HostSemaphore, Semaphore, turn
 from app.images.cache import ImageCache
-from app.images.compose_images import Parts
 from app.images.image_index import without_engine
 from app.images.layer_store import ImageStore
 from app.images.references import key_of
@@ -29,8 +28,6 @@ _AWAY_S = 10.0
 _FAILED_S = 120.0
 """Time for which an image that could not be pulled or built is not prefetched again."""
 _MAKE_S = 1800.0
-_READ_MOST = 16
-"""Number of projects of several containers read at one look: each is fetched from the artifact store."""
 
 Queue = Callable[[bool], Sequence[EnvironmentSpec]]
 """Returns the environments that the queue will need, soonest first. True: as far as known; False: only its head.
@@ -75,8 +72,7 @@ class Prefetcher:
         self._alone = settings.home / "run" / "slots" / "prefetch"
         self._queue = queue
         semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
-        self._parts = Parts(settings, fetch_bundle=fetch_bundle)
-        self._images = HostImages(settings, fetch_bundle=self._parts.fetch, semaphore=IdleSemaphore(semaphore))
+        self._images = HostImages(settings, fetch_bundle=fetch_bundle, semaphore=IdleSemaphore(semaphore))
         self._cache = ImageCache(settings)
         self._left_until: dict[str, float] = {}  # by key, until when it is skipped: monotonic seconds
 
@@ -108,7 +104,7 @@ class Prefetcher:
         # With room on the disk the head of the queue is enough.
         usable = self._images.of_use(self._queue(room is None or room <= 0))
         elsewhere = self.others([key_of(spec) for spec in usable])
-        specs = self._single(spec for spec in usable if key_of(spec) not in elsewhere)
+        specs = list({key_of(spec): spec for spec in usable if key_of(spec) not in elsewhere}.values())
         with suppress(DiskFull):  # then the last recorded queue counts
             self._cache.book.note_queue([key_of(spec) for spec in specs])
         self._cache.make_room()
@@ -119,27 +115,6 @@ class Prefetcher:
             if self._left_until.get(key_of(spec), 0.0) <= now and not self._images.here(spec)
         ]
         return bool(missing) and (room is None or room > 0) and self._fetch(missing[0])
-
-    def _single(self, specs: Iterable[EnvironmentSpec]) -> list[EnvironmentSpec]:
-        """Returns each image once, soonest needed first. Reads only a few projects that are new to this host."""
-        images: dict[str, EnvironmentSpec] = {}
-        reads = 0
-        for spec in specs:
-            if not self._parts.is_read(spec):
-                if reads == _READ_MOST or self._left_until.get(key_of(spec), 0.0) > time.monotonic():
-                    continue
-                reads += 1
-            for part in self._parts_of(spec):
-                images.setdefault(key_of(part), part)
-        return list(images.values())
-
-    def _parts_of(self, spec: EnvironmentSpec) -> Sequence[EnvironmentSpec]:
-        try:
-            return self._parts.of(spec)
-        except MegaFlowError as error:
-            log.info("prefetch.left", image=spec.label, reason=str(error))
-            self._left_until[key_of(spec)] = time.monotonic() + _FAILED_S
-            return ()
 
     def _fetch(self, spec: EnvironmentSpec) -> bool:
         try:
@@ -169,11 +144,9 @@ class HostImages:
         self._unpacked = OciImages(settings, store, fetch_bundle=fetch_bundle, semaphore=semaphore)
 
     def of_use(self, specs: Iterable[EnvironmentSpec]) -> list[EnvironmentSpec]:
-        """Returns the environments possible here: several containers, or a recipe without a mirror, need an engine."""
-        if not without_engine(self._settings):
-            return list(specs)
-        mirror = self._settings.image_mirror
-        return [spec for spec in specs if spec.compose is None and (spec.build is None or mirror is not None)]
+        """Returns the environments of one image that can be had here: a recipe needs an engine, or a mirror."""
+        recipes = self._settings.image_mirror is not None or not without_engine(self._settings)
+        return [spec for spec in specs if spec.compose is None and (spec.build is None or recipes)]
 
     def here(self, spec: EnvironmentSpec) -> bool:
         """Whether the image is here; fetches nothing. Raises: EngineUnavailable, ImageUnavailable: no answer."""

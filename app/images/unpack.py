@@ -159,9 +159,8 @@ class _Unpacking:
             os.symlink(member.linkname, name, dir_fd=parent)
             os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
             self._date(parent, name, member)
-        elif member.isfifo():
-            self._make_pipe(parent, name, member)
-        # No devices: a container cannot make one, and a host without version 1 of cgroups could not forbid its use.
+        # No pipes. No devices: a container cannot make one, and a host without version 1 of cgroups could not forbid
+        # its use.
 
     def _make_file(self, tar: tarfile.TarFile, parent: int, name: str, member: tarfile.TarInfo) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -202,13 +201,6 @@ class _Unpacking:
         except FileNotFoundError as error:
             why = f"{member.name} is to be another name of {member.linkname}, which it has not"
             raise ImageUnavailable(f"a layer is damaged: {why}.") from error
-
-    def _make_pipe(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
-        os.mkfifo(name, 0o600, dir_fd=parent)
-        with _at(parent, name) as place:
-            os.chown(place, member.uid, member.gid)
-            os.chmod(place, stat.S_IMODE(member.mode))
-        self._date(parent, name, member)
 
     def _delete(self, folder: str, name: str) -> None:
         """Marks a name of lower layers as deleted: overlayfs recognises it by a special device."""
@@ -265,15 +257,6 @@ def _deleted(member: tarfile.TarInfo, name: str) -> str:
     if deleted in _NO_NAMES:
         raise ImageUnavailable(f"a layer is damaged: it deletes {member.name!r}.")
     return deleted
-
-
-@contextmanager
-def _at(parent: int, name: str) -> Iterator[str]:
-    handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    try:
-        yield f"/proc/self/fd/{handle}"
-    finally:
-        os.close(handle)
 
 
 def _times(member: tarfile.TarInfo) -> tuple[int, int]:

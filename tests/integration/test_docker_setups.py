@@ -130,7 +130,7 @@ def test_the_image_cache_takes_kept_set_ups_for_its_own(
     kept = engine.api.inspect_container(environment.id)["Image"]
     cache = ImageCache(settings, fresh_s=0)
     [here] = [image for image in cache.look().images if image.id == kept]
-    assert (here.ours, here.containers, here.held.keys) == (True, 1, {base_image_tag})
+    assert (here.ours, here.containers, here.keys) == (True, 1, {base_image_tag})
     assert cache.evict(cache.look(), [kept]) == []
     environment.destroy()
     assert cache.evict(cache.look(), [kept]) == list(here.names)

@@ -76,7 +76,7 @@ def test_an_allowed_host_answers_a_plain_request(place: Place, server: Server, a
     assert found["path"] == "/simple/pip/?a=1"
     assert found["headers"]["Host"] == f"localhost:{server.port}"
     name = f"localhost:{server.port}"
-    eventually(lambda: counts(egress, name) == {"connections": 1, "received_bytes": len(body)})
+    eventually(lambda: counts(egress, name) == {"connections": 1})
     assert egress.describe()["allowed_hosts"] == [name]
 
 
@@ -106,9 +106,7 @@ def test_a_tunnel_carries_tls_that_ends_at_the_server(place: Place, allow: Open,
         with closing(made):
             made.request("GET", "/wheel")
             assert json.load(made.getresponse())["path"] == "/wheel"
-        about = counts(egress, f"localhost:{server.port}")
-        assert about["connections"] == 1
-        assert about["received_bytes"] > 500
+        assert counts(egress, f"localhost:{server.port}") == {"connections": 1}
 
 
 def test_what_is_said_right_behind_connect_is_not_lost(place: Place, allow: Open) -> None:

@@ -21,7 +21,7 @@ from app.images.task_images import Images
 from app.models.spec import Compose, EnvironmentSpec
 from app.settings import Settings
 from tests.integration import test_images
-from tests.integration.test_images import Contexts, age
+from tests.integration.test_images import Contexts
 from tests.services import small_disk
 
 pytestmark = pytest.mark.docker
@@ -155,7 +155,7 @@ def test_shared_layers_are_counted_once(
     recipe = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nWORKDIR /new\nCOPY big /big\nENV A=1\n"
     made = [images.ensure(contexts.spec(recipe, big=BIG + str(n)), timeout_s=60) for n in range(2)]
     base = images.find(base_image_tag)
-    held = {image.id: image.held for image in cache.look().images}
+    held = {image.id: image for image in cache.look().images}
     below = held[str(base)].layers
     for image_id in made:
         assert held[image_id].layers[: len(below)] == below
@@ -204,7 +204,7 @@ def test_the_next_images_are_fetched_in_the_order_of_the_queue(
     assert images.here(queue[2]) is None
     assert ahead.look()
     assert not ahead.look()
-    assert images.here(queue[2]) is not None
+    assert images.here(queue[1]) is not None
     assert images.here(queue[3]) is None
     assert cache.book.queue() == [key_of(spec) for spec in queue]
 
@@ -230,14 +230,11 @@ def test_nothing_is_pulled_ahead_without_a_free_place_or_above_the_low_mark(
 def test_an_image_that_fails_is_left_to_its_task_and_the_next_one_comes(
     settings: Settings, images: Images, contexts: Contexts, engine: Engine
 ) -> None:
-    refused = contexts.spec(None, **{"docker-compose__yaml": "services: {}"}).build
-    assert refused is not None
-    project = EnvironmentSpec(compose=Compose(context=refused.context))
-    queue = [contexts.spec("FROM scratch\nCOPY missing /\n"), project, contexts.spec(SMALL, big="1")]
+    queue = [contexts.spec("FROM scratch\nCOPY missing /\n"), contexts.spec(SMALL, big="1")]
     ahead = prefetcher(settings, contexts, queue)
     while ahead.look():
         pass
-    assert images.here(queue[2]) is not None
+    assert images.here(queue[1]) is not None
 
 
 def project(contexts: Contexts, web: str, main: str) -> EnvironmentSpec:
@@ -249,25 +246,16 @@ def project(contexts: Contexts, web: str, main: str) -> EnvironmentSpec:
     return EnvironmentSpec(compose=Compose(context=build.context))
 
 
-def test_each_image_of_a_project_is_fetched_ahead_and_stays_for_as_long_as_the_queue_needs_it(
-    settings: Settings, images: Images, cache: ImageCache, contexts: Contexts, make: Make, base_image_tag: str
+def test_a_project_is_left_to_its_tasks_and_a_registry_gets_each_of_its_images(
+    settings: Settings, contexts: Contexts, base_image_tag: str, engine: Engine
 ) -> None:
-    several, (single, _) = project(contexts, BIG + "1", base_image_tag), make()
-    ahead = prefetcher(settings, contexts, [several, single])
-    while ahead.look():
-        pass
-    main, web = Parts(settings, fetch_bundle=contexts.fetch).of(several)
+    several = project(contexts, "1", base_image_tag)
+    assert not prefetcher(settings, contexts, [several]).look()
+    parts = Parts(settings.home / "cache" / "contexts", contexts.fetch)
+    main, web = parts.of(several)
     assert main.image == base_image_tag
-    assert images.here(web) is not None
-    assert cache.book.queue() == [key_of(main), key_of(web), key_of(single)]
-    fetched = contexts.fetched
-    assert not prefetcher(settings, contexts, [single, several]).look()
-    assert contexts.fetched == fetched, "its file is read once per host"
-    assert cache.book.queue() == [key_of(single), key_of(main), key_of(web)]
-    age(settings)
-    there = images.here(web)
-    assert next_to_go(cache) == [there]
-    assert (images.here(single) is None, images.here(web) is None) == (False, True)
+    assert web.build is not None
+    assert b"Dockerfile" in parts.fetch(web.build.context)
 
 
 def test_a_full_disk_does_not_keep_the_prefetcher_from_its_work_and_nothing_half_written_stays(
@@ -276,7 +264,7 @@ def test_a_full_disk_does_not_keep_the_prefetcher_from_its_work_and_nothing_half
     home = tmp_path / "small"
     with small_disk(home, "256k"):
         full = settings.model_copy(update={"home": home})
-        ahead = prefetcher(full, contexts, [contexts.spec(SMALL, big="1"), project(contexts, "1", "x")])
+        ahead = prefetcher(full, contexts, [contexts.spec(SMALL, big="1")])
         with pytest.raises(OSError, match="No space left"):
             (home / "filled").write_bytes(b"x" * (1 << 19))
         assert ahead.look(), "what does not fit is left"

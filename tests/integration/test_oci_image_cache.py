@@ -149,7 +149,7 @@ def test_a_kept_set_up_that_nobody_needs_goes_before_any_image(
     shown = {image.names[0]: image for image in cache.look().images}
     [set_up] = [image for name, image in shown.items() if name.startswith("setup:")]
     assert (shown[str(spec.image)].containers, shown[str(other.image)].containers) == (1, 0)
-    assert set_up.held.derived
+    assert set_up.derived
     environment.destroy()
     cache.book.note_queue([key_of(spec)])
     assert evicted(settings, 1) == [other.image], "the queue needs what the set-up was made for"

@@ -213,11 +213,8 @@ def test_a_host_says_what_its_engine_has_by_its_names_and_by_those_of_tasks(
     book.made(image_id, "build:here", ["some/name:1"])
     book.made("sha256:" + "2" * 64, "build:gone", ["some/name:2"])
     assert {"build:here", "build:gone"} & presence.here() == {"build:here"}
-    book.note_parts("compose:whole", {"build:here": {}, base_image_tag: {}})
-    book.note_parts("compose:half", {"build:here": {}, "build:gone": {}})
-    assert {"compose:whole", "compose:half"} & presence.here() == {"compose:whole"}
     book.forget(image_id)
-    assert not {"build:here", "compose:whole"} & presence.here()
+    assert "build:here" not in presence.here()
 
 
 @pytest.mark.docker

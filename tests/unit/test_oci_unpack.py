@@ -59,7 +59,7 @@ def test_owners_modes_times_and_hard_links_are_kept(tmp_path: Path) -> None:
     assert (stat.S_IMODE(tool.st_mode), tool.st_uid, tool.st_gid, tool.st_mtime) == (0o4711, 1234, 55, 1e9)
     assert (tmp_path / "again").stat().st_ino == tool.st_ino
     assert (os.readlink(tmp_path / "link"), (tmp_path / "link").lstat().st_uid) == ("/bin/tool", 9)
-    assert stat.S_IMODE((tmp_path / "pipe").stat().st_mode) == 0o622
+    assert not (tmp_path / "pipe").exists()
     folder = (tmp_path / "bin").stat()
     assert (stat.S_IMODE(folder.st_mode), folder.st_uid, folder.st_mtime) == (0o750, 7, 1e9)
 

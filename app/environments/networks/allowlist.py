@@ -79,10 +79,8 @@ class _ProxyConnection:
             return
         with outside:
             self._traffic.connected(upstream.name)
-            early = self._client.tunnel()
-            outside.sendall(early)
-            self._traffic.passed(upstream.name, sent_bytes=len(early))
-            pump(self._inside, outside, self._traffic, upstream.name, idle_s=IDLE_S)
+            outside.sendall(self._client.tunnel())
+            pump(self._inside, outside, idle_s=IDLE_S)
 
     def _pass_on(self, request: h11.Request) -> None:
         match = _ABSOLUTE.fullmatch(request.target)

@@ -25,9 +25,7 @@ OpenForward = Callable[[int, Serve], Forward]
 
 @dataclass
 class Traffic:
-    """Counts by host: connections, failed (allowed, but not reached), refused, sent_bytes (by the environment) and
-    received_bytes. Safe to share between threads.
-    """
+    """Counts by host: connections, failed (allowed, but not reached), refused. Safe to share between threads."""
 
     policy: Network
     _hosts: dict[str, Counter[str]] = field(default_factory=dict)
@@ -45,24 +43,17 @@ class Traffic:
         if self._count(host, "refused") == 1:
             log.warning("egress.host_refused", policy=self.policy.value, host=host, reason=why)
 
-    def passed(self, host: str, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
-        """Counts bytes. sent_bytes: by the environment."""
-        if sent_bytes:
-            self._count(host, "sent_bytes", sent_bytes)
-        if received_bytes:
-            self._count(host, "received_bytes", received_bytes)
-
     def describe(self) -> dict[str, dict[str, int]]:
         """Returns the counts by host; counts of 0 are left out."""
         with self._lock:
             return {host: dict(counts) for host, counts in self._hosts.items()}
 
-    def _count(self, host: str, name: str, more: int = 1) -> int:
+    def _count(self, host: str, name: str) -> int:
         with self._lock:
             if host not in self._hosts and len(self._hosts) >= _MOST_HOSTS:
                 host = OTHERS
             counts = self._hosts.setdefault(host, Counter())
-            counts[name] += more
+            counts[name] += 1
             return counts[name]
 
 

@@ -160,7 +160,6 @@ class RequestProxy:
         self._to_client(h11.Response(status_code=event.status_code, headers=headers, reason=event.reason))
         try:
             while isinstance(data := self._next(server), h11.Data):
-                self._traffic.passed(upstream.name, received_bytes=len(data.data))
                 self._to_client(h11.Data(data=data.data))
         except h11.RemoteProtocolError as error:
             raise OSError(f"the answer broke off: {error}") from error
@@ -199,7 +198,6 @@ class RequestProxy:
         ]
         self._send(server, h11.Request(method=request.method, target=target, headers=headers))
         for data in self._client.body():
-            self._traffic.passed(upstream.name, sent_bytes=len(data))
             self._send(server, h11.Data(data=data))
         self._send(server, h11.EndOfMessage())
 

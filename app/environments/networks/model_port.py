@@ -100,7 +100,7 @@ def _pump(inside: socket.socket, upstream: ProxyUpstream, traffic: Traffic) -> N
         return
     with outside:
         traffic.connected(upstream.name)
-        pump(inside, outside, traffic, upstream.name, idle_s=IDLE_S)
+        pump(inside, outside, idle_s=IDLE_S)
 
 
 def _proxy(inside: socket.socket, upstream: ProxyUpstream, traffic: Traffic) -> None:

@@ -22,8 +22,6 @@ from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.setup import HostProvider, ProviderOptions
 from app.host.disk_watch import DiskWatch
 from app.host.engine import Engine, engine_of
-from app.images.compose_images import note_parts
-from app.images.metadata import ImageMetadata
 from app.images.task_images import Images
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
@@ -74,7 +72,6 @@ class ComposeProvider(HostProvider):
         if known is not None:
             return known
         plan = planned(spec, self._fetch_bundle, self._settings.home / "cache" / "contexts")
-        note_parts(ImageMetadata(self._settings), spec, plan)
         with self._lock:
             self._plans[key] = plan
             while len(self._plans) > _PLANS:

@@ -64,7 +64,7 @@ class ServiceContainer:
 
     def __post_init__(self) -> None:
         self.id = ""
-        self._session: ServiceSession | None = None
+        self._session: SessionClient | None = None
         self._healthy = False
         self._check_output = ""  # of the last health check that ran here
         self._memory = MemoryWatch(None, lambda: None)
@@ -91,14 +91,11 @@ class ServiceContainer:
             container_memory_events(self.id, about["State"]["Pid"]), lambda: session.stats().oom_kills
         )
 
-    def _opened(self, workdir: str) -> ServiceSession:
-        own = self.service.user or self.resources.engine.user_of(self.image_id)
-        return ServiceSession(self._client("", workdir), self._client("0", workdir) if own else None)
-
-    def _client(self, user: str, workdir: str) -> SessionClient:
+    def _opened(self, workdir: str) -> SessionClient:
+        """Returns a session as the service's own user, which cannot become another."""
         engine, identity = self.resources.engine, self.id
         return SessionClient(
-            lambda: exec_stream(engine, identity, [_HELPER, "--stdio"], user=user),
+            lambda: exec_stream(engine, identity, [_HELPER, "--stdio"], user=""),
             label=identity[:12],
             cwd=workdir,
             ended=self.resources.raise_if_ended,
@@ -197,7 +194,7 @@ class ServiceContainer:
         )
 
     @property
-    def session(self) -> ServiceSession:
+    def session(self) -> SessionClient:
         """Raises: EnvironmentFailed: it has not been started."""
         if self._session is None:
             raise EnvironmentFailed(f"service {self.service.name!r} has not been started.")
@@ -266,35 +263,6 @@ class ServiceContainer:
         with engine.named(f"look at service {self.service.name}", EnvironmentFailed):
             about: dict[str, Any] = engine.api.inspect_container(self.id)
             return about
-
-
-class ServiceSession:
-    """Commands next to a service's own processes, as its user; files as root.
-
-    In a container with another user the engine starts root without the right to change users: each has its own helper.
-    """
-
-    def __init__(self, commands: SessionClient, files: SessionClient | None) -> None:
-        """files: None: the service's user is root."""
-        self._commands = commands
-        self._files = files or commands
-        self.run, self.shell, self.stream = commands.run, commands.shell, commands.stream
-        self.put, self.get = self._files.put, self._files.get
-        self.put_tree, self.get_tree = self._files.put_tree, self._files.get_tree
-        self.stats = commands.stats
-
-    @property
-    def logs(self) -> OutputLogs | None:
-        """Destination of a command's full long output."""
-        return self._commands.logs
-
-    @logs.setter
-    def logs(self, value: OutputLogs | None) -> None:
-        self._commands.logs = value
-
-    def close(self) -> None:
-        self._commands.close()
-        self._files.close()
 
 
 def _engine_check(check: HealthCheck | None) -> dict[str, Any] | None:

@@ -129,8 +129,9 @@ class DockerEnvironment(SessionEnvironment):
         if self._transport.shares_files:
             return
         for tool in self._tools:
-            with self._engine.named(f"bring {tool.name} into environment {self.id[:12]}", EnvironmentFailed):
-                self._engine.api.put_archive(self.id, "/", archived(tool))
+            doing = f"bring {tool.name} into environment {self.id[:12]}"
+            with archived(tool) as packed, self._engine.named(doing, EnvironmentFailed):
+                self._engine.api.put_archive(self.id, "/", packed)
 
     def volumes(self) -> list[str]:
         """Returns mount points inside that are neither its own nor the session's. Raises: EnvironmentFailed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -88,10 +87,7 @@ class KubernetesEnvironment(SessionEnvironment):
     def bring_tools(self) -> None:
         """Copies in the tools that the spec names. Raises: EnvironmentFailed."""
         for tool in self._tools:
-            with self._alive_during(f"bring {tool.name}"), tempfile.TemporaryFile() as packed:
-                for piece in archived(tool, TOOLS_INSIDE):
-                    packed.write(piece)
-                packed.seek(0)
+            with self._alive_during(f"bring {tool.name}"), archived(tool, TOOLS_INSIDE) as packed:
                 self._session.put_tree(packed, TOOLS_INSIDE)
 
     def note_begun(self) -> None:
