@@ -111,7 +111,6 @@ def test_a_status_has_a_meaning(agent: SweAgent, tmp_path: Path, status: str, re
     assert ending.reason is reason
     assert (status in ending.detail) is (status != "submitted")
     assert ending.steps == 4
-    assert ending.usage == {"prompt_tokens": 1200.0, "completion_tokens": 90.0}
     assert status in ENDINGS or "later version" in status
 
 

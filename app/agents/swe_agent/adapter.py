@@ -15,7 +15,7 @@ from app.agents.base import AgentJob
 from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
 from app.agents.installation import Installer
 from app.agents.installation.checkouts import version_of
-from app.agents.stream_json import read_object, short, tail, tokens
+from app.agents.stream_json import read_object, short, tail
 from app.errors import AgentNotSetUp, AgentUnsuitable
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
@@ -183,12 +183,12 @@ class SweAgent(PinnedAdapter):
             printed = short(_BOXES.sub(" ", tail(ended.stdout)))
             output = "; ".join(filter(None, (tail(ended.stderr)[-200:], printed)))
             problem = f"expected a trajectory with an exit status; found exit code {ended.returncode}: {output}"
-            return AgentEnding(ENDINGS["no trajectory"], problem, _steps(info), _usage(info))
+            return AgentEnding(ENDINGS["no trajectory"], problem, _steps(info))
         message = _last_words(trajectory)
         word = _word(status, message)
         reason = ENDINGS.get(word, ENDINGS.get(status, EndReason.AGENT_ERROR))
         detail = "" if status == "submitted" else short(f"{status}: {message}".rstrip(": "))
-        return AgentEnding(reason, detail, _steps(info), _usage(info))
+        return AgentEnding(reason, detail, _steps(info))
 
 
 def settings(checkout: Path, seen_at: str, workdir: str, limits: Limits, call: dict[str, Any]) -> bytes:
@@ -253,8 +253,3 @@ def _steps(info: dict[str, Any]) -> int | None:
     stats = info.get("model_stats")
     calls = stats.get("api_calls") if isinstance(stats, dict) else None
     return calls if isinstance(calls, int) else None
-
-
-def _usage(info: dict[str, Any]) -> dict[str, float]:
-    """Returns tokens as the framework counts them, with a general tokenizer."""
-    return tokens({"usage": info.get("model_stats")}, prompt_tokens="tokens_sent", completion_tokens="tokens_received")
