@@ -71,19 +71,7 @@ ENDINGS: Mapping[str, EndReason] = {
 _SET_BY_LIBRARIES = frozenset({"CONTEXT_GITHUB", "CONTEXT_NEEDS", "GITHUB_REPOSITORY"})
 _BOXES = re.compile(r"[\u2500-\u257f]+")
 _MODEL_CLIENT = re.compile(r"\blitellm\.\w*(Error|Exception|Timeout)\b")
-
-
-# For a checkout without default prompts, or with moved ones.
-_PLAIN: dict[str, str] = {
-    "system_template": "You work on a computer, by the tools that you are given, until the task is done.",
-    "instance_template": (
-        "The folder {{working_dir}} has a repository in it. This is what is to be done there:\n\n"
-        "{{problem_statement}}\n\n"
-        "Look at the code first, change what has to be changed, try it out, and run `submit` when you are done."
-    ),
-    "next_step_template": "{{observation}}",
-    "next_step_no_output_template": "The command was successful and has no output.",
-}
+_PROMPTS = ("system_template", "instance_template", "next_step_template", "next_step_no_output_template")
 # No programs that wait for a key press, no progress bars.
 _CALM = {"PAGER": "cat", "MANPAGER": "cat", "GIT_PAGER": "cat", "LESS": "-R", "TQDM_DISABLE": "1"}
 
@@ -225,16 +213,16 @@ def settings(checkout: Path, seen_at: str, workdir: str, limits: Limits, call: d
 
 
 def _templates(checkout: Path) -> dict[str, str]:
-    """Returns the texts of the checkout's default configuration; ours if it has none."""
+    """Returns the texts of the checkout's default configuration. Raises: AgentNotSetUp: it does not state the task."""
+    file = checkout / "config" / "default.yaml"
     try:
-        config = yaml.safe_load((checkout / "config" / "default.yaml").read_bytes())
-        templates = config["agent"]["templates"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
-        return _PLAIN
-    texts = {
-        name: templates[name] for name in _PLAIN if isinstance(templates, dict) and isinstance(templates.get(name), str)
-    }
-    return texts if "instance_template" in texts else _PLAIN
+        templates = yaml.safe_load(file.read_bytes())["agent"]["templates"]
+        texts = {name: templates[name] for name in _PROMPTS if isinstance(templates.get(name), str)}
+        if "instance_template" in texts:
+            return texts
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        pass
+    raise AgentNotSetUp(f"agent swe-agent: expected {file} with agent.templates.instance_template; found none")
 
 
 def _word(status: str, message: str) -> str:
