@@ -317,14 +317,11 @@ def refuse_wrong_projects(tasks: Iterable[AgentTask], fetch: Callable[[Bundle], 
     services: dict[Compose, frozenset[str]] = {}
     for task in tasks:
         goal, compose = task.goal, task.environment.compose
-        judging = (
-            {goal.service, *(one.service for one in goal.also)} - {None} if isinstance(goal, ScriptGoal) else set()
-        )
+        judging = goal.service if isinstance(goal, ScriptGoal) else None
         if compose is None:
-            if judging:
-                shown = ", ".join(sorted(map(repr, judging)))
+            if judging is not None:
                 raise SpecInvalid(
-                    f"task {task.name!r}: expected a compose file with the services that judge; found {shown}"
+                    f"task {task.name!r}: expected a compose file with the service that judges; found {judging!r}"
                 )
             continue
         try:
@@ -332,9 +329,9 @@ def refuse_wrong_projects(tasks: Iterable[AgentTask], fetch: Callable[[Bundle], 
                 services[compose] = _services(compose, fetch)
         except (SpecInvalid, ArtifactMissing) as error:
             raise SpecInvalid(f"task {task.name!r}: {error}") from error
-        if wrong := judging - services[compose]:
-            known, shown = ", ".join(sorted(services[compose])), ", ".join(sorted(map(repr, wrong)))
-            raise SpecInvalid(f"task {task.name!r}: expected services to judge in among {known}; found {shown}")
+        if judging is not None and judging not in services[compose]:
+            known = ", ".join(sorted(services[compose]))
+            raise SpecInvalid(f"task {task.name!r}: expected a service to judge in among {known}; found {judging!r}")
 
 
 def _services(asked: Compose, fetch: Callable[[Bundle], bytes]) -> frozenset[str]:

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable
 
 from app.agents.framework import Framework
-from app.agents.installation import Installer, require
+from app.agents.installation import Installer, Needs, require
 from app.errors import AgentUnsuitable
 from app.models.shell import Shell
 
@@ -38,7 +38,8 @@ class PinnedAdapter(Framework):
 
     def suits(self, shell: Shell) -> None:
         """Raises: AgentUnsuitable: another C library, another architecture, or a program is missing."""
-        require(shell, self.install())
+        bundle = self.install()
+        require(shell, bundle.name, Needs.of(bundle))
         names = shlex.join(self.programs)
         result = shell.run(f"for p in {names}; do command -v $p >/dev/null || echo $p; done", timeout_s=_LOOK_S)
         if missing := result.stdout.decode("utf-8", "replace").split():

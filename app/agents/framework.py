@@ -96,7 +96,7 @@ class AgentEnding:
     reason: EndReason
     detail: str = ""
     steps: int | None = None
-    usage: dict[str, float] = field(default_factory=dict)
+    usage: dict[str, float] = field(default_factory=dict)  # of an external agent; the gateway counts tokens
 
 
 class Framework(Protocol):

@@ -55,14 +55,3 @@ def tail(file: Path) -> str:
     except OSError:
         return ""
     return " ".join(content.decode("utf-8", "replace").split())[-_DETAIL_CHARS:]
-
-
-def tokens(told: dict[str, Any], **names: str) -> dict[str, float]:
-    """Returns the counters `names` (our name: the framework's) of a result's `usage`; missing ones are left out."""
-    reported = told.get("usage")
-    reported = reported if isinstance(reported, dict) else {}
-    return {
-        ours: float(count)
-        for ours, theirs in names.items()
-        if isinstance(count := reported.get(theirs), int | float) and not isinstance(count, bool)
-    }

@@ -19,7 +19,8 @@ from app.texts import grading_cost, lasted
 if TYPE_CHECKING:
     from app.evaluation.comparison import Comparison
     from app.evaluation.diagnosis import FailureGroup
-    from app.evaluation.report import Rate, Report, Slice
+    from app.evaluation.report import Report, Slice
+    from app.evaluation.statistics import Rate
     from app.evaluation.transcripts import TranscriptReport
 
 _SHOWN = 10

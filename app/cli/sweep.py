@@ -14,7 +14,8 @@ from app.cli.tables import Table
 from app.client import MegaFlow
 from app.errors import OptionInvalid
 from app.evaluation import Submission, statistics
-from app.evaluation.report import Rate, Slice, groups_of, slice_of
+from app.evaluation.report import Slice, groups_of, slice_of
+from app.evaluation.statistics import Rate
 from app.ledger import report_rows
 from app.ledger.report_rows import ReportRow
 from app.models.spec import Wire
@@ -87,8 +88,8 @@ def sweep_line(run_id: str, name: str, rows: Sequence[ReportRow], first: Sequenc
     both = statistics.paired(_groups(first), _groups(rows)) if first else None
     if both is None:
         return SweepLine(run_id=run_id, figures=figures)
-    difference = Rate.of(both.difference)
-    return SweepLine(run_id=run_id, figures=figures, tasks=both.tasks, difference=difference, mcnemar_p=both.mcnemar_p)
+    p = both.mcnemar_p
+    return SweepLine(run_id=run_id, figures=figures, tasks=both.tasks, difference=both.difference, mcnemar_p=p)
 
 
 def _groups(rows: Sequence[ReportRow]) -> dict[str, list[bool]]:

@@ -6,25 +6,20 @@ from collections.abc import Sequence
 
 from app.errors import ReportRefused
 from app.evaluation import statistics
-from app.evaluation.report import BASELINES, Rate, groups_of, slice_of, versions
+from app.evaluation.report import BASELINES, groups_of, slice_of, versions
+from app.evaluation.statistics import PairedDifference, Rate
 from app.ledger.report_rows import ReportRow
-from app.models.spec import Wire
 
 SAME = ("image", "limits", "resources", "agent", "prompt", "grader")
 """Versions that must be alike for a difference to come from the model, unless one of them is what is compared."""
 
 
-class Comparison(Wire):
+class Comparison(PairedDifference):
     """Difference of the second run to the first, on the tasks that both have scored."""
 
     first: Rate | None
     second: Rate | None
-    tasks: int
-    difference: Rate
-    mcnemar_p: float
-    only_first: tuple[str, ...]  # with replicas: solved in more than half of them by the first run alone
-    only_second: tuple[str, ...]
-    by_majority: bool  # with replicas: `mcnemar_p` counts each task once, as solved in more than half of them
+    by_majority: bool  # with replicas: flips and `mcnemar_p` count each task once, as solved in more than half of them
     differs: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]  # the other differences
     replicas_needed: int | None = None
     power_difference: float | None = None
@@ -68,20 +63,14 @@ def compare(
     result = statistics.paired(before, now)
     if result is None:
         raise ReportRefused(_none_in_common(before, now))
-    difference = Rate.of(result.difference)
-    assert difference is not None
     needed = None
     if power_difference is not None:
         needed = statistics.replicas_needed(before, now, power_difference)
     by_majority = any(len(runs[task]) > 1 for runs in (before, now) for task in before.keys() & now.keys())
     return Comparison(
+        **dict(result),
         first=slice_of("first", first_rows).rate,
         second=slice_of("second", second_rows).rate,
-        tasks=result.tasks,
-        difference=difference,
-        mcnemar_p=result.mcnemar_p,
-        only_first=result.only_first,
-        only_second=result.only_second,
         by_majority=by_majority,
         differs=differs,
         replicas_needed=needed,

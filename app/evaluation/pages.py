@@ -8,7 +8,8 @@ import json
 from collections.abc import Iterable
 from html import escape
 
-from app.evaluation.report import Rate, Report, Slice, causes_of
+from app.evaluation.report import Report, Slice, causes_of
+from app.evaluation.statistics import Rate
 from app.evaluation.transcripts import TranscriptReport
 from app.texts import grading_cost
 

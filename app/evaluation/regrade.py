@@ -20,7 +20,7 @@ from app.artifacts.bundles import fetch_bundle
 from app.errors import ArtifactChanged, ArtifactMissing, GradingFailed, StationError, TestRunnerMissing
 from app.grading import grader_for
 from app.grading.base import BROKE_GRADING, GradingInput, HandedOver, out_of_memory
-from app.grading.judges import LibraryJudges
+from app.grading.resident_libraries import GradingLibraries
 from app.grading.suite_run import TestRun, read_report
 from app.grading.tests_goal import TestsGrader
 from app.ledger import ends, gradings, report_rows, results
@@ -86,7 +86,7 @@ class _Regrade:
     """A regrade of a run. grader: the grader whose verdicts are judged again; None: all. place: as in `regrade`."""
 
     store: ArtifactStore
-    libraries: LibraryJudges | None
+    libraries: GradingLibraries | None
     grader: str | None
     place: VerifierPlace | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -202,7 +202,7 @@ def _ungraded(row: ReportRow) -> str:
 def regrade(
     database: Database,
     store: ArtifactStore,
-    libraries: LibraryJudges | None,
+    libraries: GradingLibraries | None,
     run_id: UUID,
     *,
     grader: str | None = None,

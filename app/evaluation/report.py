@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from app.errors import ReportRefused
 from app.evaluation import statistics
-from app.evaluation.statistics import Interval
+from app.evaluation.statistics import Rate
 from app.evaluation.validation import flipped_tests, unvalidated_note
 from app.grading.base import BROKE_GRADING
 from app.ledger.report_rows import ReportRow
@@ -30,21 +30,6 @@ _OF_ONE_AGENT = ("rate", "mean_reward", "cost_per_solved_usd", "seconds_per_solv
 """Figures that mean nothing for several agents or models together."""
 Number = TypeVar("Number", int, float)
 _KS = (1, 2, 4, 8, 16, 32, 64)
-
-
-class Rate(Wire):
-    """A pass rate with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-    method: str
-
-    @classmethod
-    def of(cls, interval: Interval | None) -> Rate | None:
-        if interval is None:
-            return None
-        return cls(value=interval.value, low=interval.low, high=interval.high, method=interval.method)
 
 
 class Slice(Wire):
@@ -168,7 +153,7 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
         memory_kills=_sum(row.memory_kills for row in rows),
         throttled_s=_sum(row.throttled_s for row in rows),
         out_of_time=sum(row.end_reason == EndReason.AGENT_TIMEOUT for row in rows),
-        rate=Rate.of(statistics.pass_rate(groups)),
+        rate=statistics.pass_rate(groups),
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         rewards_outside=sum(not 0 <= one <= 1 for one in rewards),
         pass_at={k: value for k in at_least if (value := statistics.pass_at(k, groups)) is not None},

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
+
+from app.models.spec import Wire
 
 CONFIDENCE = 0.95
 Groups = Mapping[str, Sequence[bool]]
 """Results by task: for each scored replica, whether it was solved."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Rate(Wire):
     """An estimate with the bounds of its 95 % interval, and the method of computing it."""
 
     value: float
@@ -28,7 +28,7 @@ class Interval:
     method: str
 
 
-def pass_rate(groups: Groups) -> Interval | None:
+def pass_rate(groups: Groups) -> Rate | None:
     """Returns the share of solved tasks; None if no task was scored.
 
     One replica per task: Wilson's interval. Several: Wilson's with the effective sample size that the spread between
@@ -61,11 +61,11 @@ def _student(freedom: int) -> float:
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
-def _wilson(rate: float, sample: float, quantile: float, method: str) -> Interval:
+def _wilson(rate: float, sample: float, quantile: float, method: str) -> Rate:
     square = quantile**2
     middle = (rate + square / (2 * sample)) / (1 + square / sample)
     half = quantile * math.sqrt(rate * (1 - rate) / sample + square / (4 * sample**2)) / (1 + square / sample)
-    return Interval(rate, max(0.0, middle - half), min(1.0, middle + half), method)
+    return Rate(value=rate, low=max(0.0, middle - half), high=min(1.0, middle + half), method=method)
 
 
 def pass_at(k: int, groups: Groups) -> float | None:
@@ -85,12 +85,11 @@ def _all_of(marked: int, count: int, k: int) -> float:
     return math.comb(marked, k) / math.comb(count, k)
 
 
-@dataclass(frozen=True, slots=True)
-class PairedDifference:
+class PairedDifference(Wire):
     """Difference of the second run to the first on the tasks of both, and whether it is more than chance."""
 
     tasks: int
-    difference: Interval
+    difference: Rate
     only_first: tuple[str, ...]  # solved by the first alone, in more than half of the replicas
     only_second: tuple[str, ...]
     mcnemar_p: float  # exact, on the flips
@@ -113,10 +112,12 @@ def paired(first: Groups, second: Groups) -> PairedDifference | None:
     gained = tuple(sorted(task for task, (before, now) in rates.items() if now > 0.5 >= before))
     flips = len(lost) + len(gained)
     chance = float(binomtest(len(gained), flips, 0.5).pvalue) if flips else 1.0
-    return PairedDifference(len(rates), interval, lost, gained, chance)
+    return PairedDifference(
+        tasks=len(rates), difference=interval, only_first=lost, only_second=gained, mcnemar_p=chance
+    )
 
 
-def _of_differences(differences: Sequence[float], replicas: int) -> Interval:
+def _of_differences(differences: Sequence[float], replicas: int) -> Rate:
     """Returns the mean with its interval. Two tasks are added, one gained and one lost, so few tasks are not certain.
 
     One replica each: Bonett and Price's. Several: Student's t, where the added tasks differ by one replica only.
@@ -132,7 +133,7 @@ def _of_differences(differences: Sequence[float], replicas: int) -> Interval:
         if count > 1:
             square = sum((one - mean) ** 2 for one in differences) + 2 / replicas**2
             half = _student(count - 1) * math.sqrt(square / (count - 1) / count)
-    return Interval(mean, max(-1.0, middle - half), min(1.0, middle + half), method)
+    return Rate(value=mean, low=max(-1.0, middle - half), high=min(1.0, middle + half), method=method)
 
 
 def replicas_needed(first: Groups, second: Groups, difference: float, *, power: float = 0.8) -> int | None:

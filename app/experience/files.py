@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any
-from uuid import UUID
 
 import msgpack
 import pyarrow
@@ -14,6 +13,7 @@ import pyarrow.parquet
 
 from app.errors import SampleRefused
 from app.experience.samples import Sample
+from app.ledger.experience import EndedAttempt
 
 _SPANS = pyarrow.list_(
     pyarrow.struct([("version", pyarrow.string()), ("start", pyarrow.int32()), ("end", pyarrow.int32())])
@@ -44,25 +44,14 @@ SCHEMA = pyarrow.schema(
 _FIELDS = tuple(one.name for one in fields(Sample))
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSource:
-    """Origin and reward of an attempt's samples."""
-
-    run_id: UUID
-    group_id: UUID
-    task_id: UUID
-    attempt_id: UUID
-    task: str
-    framework: str
-    reward: float
-    reward_parts: dict[str, float]
-    end_reason: str
-
-
-def write(source: SampleSource, samples: Iterable[Sample]) -> bytes:
+def write(ended: EndedAttempt, samples: Iterable[Sample]) -> bytes:
     """Returns a file of one attempt's samples."""
-    about = {name: str(value) if isinstance(value, UUID) else value for name, value in asdict(source).items()}
-    about["reward_parts"] = list(source.reward_parts.items())
+    about = {
+        **{name: str(getattr(ended, name)) for name in ("run_id", "group_id", "task_id", "attempt_id")},
+        **{name: getattr(ended, name) for name in ("task", "reward", "end_reason")},
+        "framework": ended.agent,
+        "reward_parts": list(ended.reward_parts.items()),
+    }
     # Not `asdict`, which copies token by token: that was most of the cost of making a sample.
     rows = [
         about | {name: getattr(sample, name) for name in _FIELDS} | {"versions": [asdict(v) for v in sample.versions]}

@@ -13,7 +13,6 @@ import structlog
 from app.artifacts.base import ArtifactStore
 from app.errors import ArtifactMissing, ArtifactStoreUnavailable, DatabaseUnavailable, DiskFull, SampleRefused
 from app.experience import files
-from app.experience.files import SampleSource
 from app.experience.samples import Sample, samples_of
 from app.ledger import experience, training
 from app.ledger.database import Database
@@ -76,7 +75,6 @@ class SampleMaker:
 
     def _made(self, ended: EndedAttempt) -> StoredSamples:
         assert ended.calls_key is not None
-        assert ended.reward is not None
         try:
             calls = artifact.read(self._store.get(ended.calls_key))
         except ValueError as error:
@@ -84,19 +82,8 @@ class SampleMaker:
         samples = [one for one in samples_of(calls) if one.trained]
         if not samples:
             raise SampleRefused("expected tokens of the policy, found empty answers alone")
-        source = SampleSource(
-            run_id=ended.run_id,
-            group_id=ended.group_id,
-            task_id=ended.task_id,
-            attempt_id=ended.attempt_id,
-            task=ended.task,
-            framework=ended.agent,
-            reward=ended.reward,
-            reward_parts=ended.reward_parts,
-            end_reason=ended.end_reason,
-        )
         key = f"runs/{ended.run_id}/{ended.task_id}/{ended.number}/samples.parquet"
-        self._store.put(key, files.write(source, samples))
+        self._store.put(key, files.write(ended, samples))
         return _summary(key, samples)
 
 

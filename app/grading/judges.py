@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from typing import Any, Protocol
+from typing import Any
 
 from app.errors import GradingFailed
 from app.grading.reports import PARSERS, PYTEST_WORDS, Report
+from app.grading.resident_libraries import GradingLibraries
 from app.models.outcome import TestStatus
 from app.models.spec import JudgeName, TestsGoal
 
@@ -29,16 +30,6 @@ class Judgement:
     grader: str  # name and version of the judge
 
 
-class LibraryJudges(Protocol):
-    """The available grading libraries; implemented by `app.grading.resident_libraries.GradingLibraries`."""
-
-    def judge(
-        self, judge: JudgeName, goal: Mapping[str, Any], log_text: str, exit_code: int | None
-    ) -> tuple[dict[str, Any], str]:
-        """Returns `{"resolved": …, "statuses": {test: …}}` and the judge's name. Raises: GradingFailed."""
-        ...
-
-
 def check_goal(goal: TestsGoal) -> None:
     """Raises: GradingFailed: no test is named, or our judge has no parser of that name."""
     if not goal.fail_to_pass and not goal.pass_to_pass:
@@ -50,7 +41,7 @@ def check_goal(goal: TestsGoal) -> None:
         )
 
 
-def judge(goal: TestsGoal, log: str, exit_code: int | None, libraries: LibraryJudges | None) -> Judgement:
+def judge(goal: TestsGoal, log: str, exit_code: int | None, libraries: GradingLibraries | None) -> Judgement:
     """Judges the run of the goal's test command.
 
     log: the command's output. exit_code: of the command; None: it did not end.

@@ -16,10 +16,11 @@ import structlog
 from app.errors import TestRunnerMissing
 from app.grading import control_test, judges, patches, restore
 from app.grading.base import NO_SUCH_PROGRAM, Grade, GradingInput, out_of_memory
-from app.grading.judges import Judgement, LibraryJudges
+from app.grading.judges import Judgement
 from app.grading.patch_words import names_repository
 from app.grading.patches import tail, touched_files, with_last_newline
 from app.grading.reports import contradiction, ended_early
+from app.grading.resident_libraries import GradingLibraries
 from app.grading.suite_run import StepResult, TestRun, run_step, run_tests
 from app.models.outcome import TestStatus, Verdict
 from app.models.shell import CommandResult, Shell
@@ -36,7 +37,7 @@ class TestsGrader:
     __test__ = False
     fresh_environment: bool = True
 
-    def __init__(self, goal: TestsGoal, libraries: LibraryJudges | None = None) -> None:
+    def __init__(self, goal: TestsGoal, libraries: GradingLibraries | None = None) -> None:
         """Raises: GradingFailed: no parser of that name, no test named."""
         judges.check_goal(goal)
         self._goal = goal

@@ -74,7 +74,6 @@ def test_it_solves_a_bug_leaves_its_trajectory_and_keeps_the_key_to_itself(
     trial = play(agent, stage, "look", tmp_path / "scratch")
     report = trial.report
     assert (report.end_reason, trial.solved, report.steps) == (EndReason.SUBMITTED, True, 4), report
-    assert report.usage["prompt_tokens"] > report.usage["completion_tokens"] > 0
     told = json.loads(trajectory(report))
     assert told["info"]["exit_status"] == "Submitted"
     assert told["trajectory_format"] == "mini-swe-agent-1.1"

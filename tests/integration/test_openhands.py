@@ -40,7 +40,6 @@ def test_its_commands_run_as_the_tasks_own_and_see_nothing_of_it(
     trial = look_inside(stage, framework, tmp_path, LIMITS, "OPENAI", "LITELLM", "LD_LIBRARY_PATH", "megaflow")
     report = trial.report
     assert report.steps == 2
-    assert report.usage["prompt_tokens"] > report.usage["completion_tokens"] > 0
     assert trial.untracked == (SEEN,)
     assert b"AI_AGENT=openhands" in stage.environment.get(f"/testbed/{SEEN}"), "it says itself who it is"
     assert stage.environment.run("ls -A $HOME", timeout_s=20).text().count(".openhands") == 0

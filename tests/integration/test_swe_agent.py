@@ -90,7 +90,6 @@ def test_it_solves_a_task_and_leaves_its_trajectory(stage: TrialStage, framework
     assert trial.solved
     assert trial.untracked == ()
     assert report.steps == 3
-    assert report.usage["prompt_tokens"] > 0
     assert report.files is not None
     told = json.loads((report.files / "output" / "task" / "task.traj").read_text())
     assert told["info"]["exit_status"] == "submitted"

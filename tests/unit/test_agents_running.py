@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.agents.installation.checkouts import split_ref
-from app.agents.installation.libraries import Needs, require_libc
+from app.agents.installation.libraries import Needs, require
 from app.agents.running.clock import Clock
 from app.agents.running.collecting import LEFT_OUT, collect_inside
 from app.agents.running.outputs import Output
@@ -108,7 +108,7 @@ ALPINE = "machine x86_64\nmusl /lib/ld-musl-x86_64.so.1\n"
 )
 def test_what_cannot_run_it_is_told(text: str, words: str) -> None:
     with pytest.raises(AgentUnsuitable, match=words):
-        require_libc(told(text), "toy", NEEDS)
+        require(told(text), "toy", NEEDS)
 
 
 @pytest.mark.parametrize(

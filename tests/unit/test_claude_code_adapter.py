@@ -91,7 +91,6 @@ def test_endings(agent: ClaudeCode, tmp_path: Path, case: str, reason: EndReason
     ending = agent.ending(ended(tmp_path, 0, printed=f"{INIT}\n{line}\n"))
     assert (ending.reason, ending.detail) == (reason, said)
     assert ending.steps == json.loads(line)["num_turns"]
-    assert ending.usage == {"prompt_tokens": 42.0, "completion_tokens": 15.0}
 
 
 def test_a_success_that_is_an_error_is_none(agent: ClaudeCode, tmp_path: Path) -> None:

@@ -14,21 +14,25 @@ from hypothesis import strategies as st
 
 from app.errors import SampleRefused
 from app.experience import files
-from app.experience.files import SampleSource
 from app.experience.samples import samples_of
+from app.ledger.experience import EndedAttempt
 from app.ledger.model_calls import StoredCall
 from app.model_service.trajectory import artifact
 from app.model_service.trajectory.tree import BranchKind
 from app.models.model_calls import VersionSpan
 from tests.unit.test_trajectory import a_call, a_conversation, said
 
-SOURCE = SampleSource(
+ENDED = EndedAttempt(
+    number=1,
+    policy="policy",
+    unusable="",
+    calls_key=None,
     run_id=UUID(int=1),
     group_id=UUID(int=2),
     task_id=UUID(int=3),
     attempt_id=UUID(int=4),
     task="fix-it",
-    framework="mini-swe-agent",
+    agent="mini-swe-agent",
     reward=0.5,
     reward_parts={"graded_reward": 1.0},
     end_reason="submitted",
@@ -116,7 +120,7 @@ def test_ids_come_out_as_the_engine_gave_them(turns: list[tuple[list[int], list[
         answers.append(answer)
         so_far = [*prompts[-1], *answer]
     calls = _with_ids(a_conversation(*(f"t{n}" for n in range(len(turns)))), prompts, answers)
-    (row,) = files.read(files.joined([files.table_of(files.write(SOURCE, samples_of(calls)))]))
+    (row,) = files.read(files.joined([files.table_of(files.write(ENDED, samples_of(calls)))]))
     assert row["token_ids"] == so_far
     assert [token for token, own in zip(row["token_ids"], row["mask"], strict=True) if own] == [
         token for answer in answers for token in answer
@@ -124,7 +128,7 @@ def test_ids_come_out_as_the_engine_gave_them(turns: list[tuple[list[int], list[
     (sample,) = samples_of(calls)
     assert row["logprobs"] == list(sample.logprobs)
     assert row["versions"] == [asdict(span) for span in sample.versions]
-    assert dict(row["reward_parts"]) == SOURCE.reward_parts
+    assert dict(row["reward_parts"]) == ENDED.reward_parts
 
 
 def test_a_file_of_something_else_is_refused() -> None:

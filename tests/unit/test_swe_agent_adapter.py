@@ -83,8 +83,8 @@ def test_its_prompts_are_the_checkouts_own(agent: SweAgent, checkout: Path) -> N
 
     assert templates() == {"system_template": "S", "instance_template": "in /srv/bed: {{problem_statement}}"}
     (checkout / "source" / "config" / "default.yaml").write_text("agent: nothing of the kind")
-    assert "{{problem_statement}}" in templates()["instance_template"]
-    assert "/srv/bed" in templates()["instance_template"]
+    with pytest.raises(AgentNotSetUp, match=r"default\.yaml with agent\.templates"):
+        templates()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,6 @@ def test_a_status_has_a_meaning(agent: SweAgent, tmp_path: Path, status: str, re
     assert ending.reason is reason
     assert (status in ending.detail) is (status != "submitted")
     assert ending.steps == 4
-    assert ending.usage == {"prompt_tokens": 1200.0, "completion_tokens": 90.0}
     assert status in ENDINGS or "later version" in status
 
 

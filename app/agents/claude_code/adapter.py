@@ -7,12 +7,11 @@ import platform
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from app.agents.adapter import PinnedAdapter
 from app.agents.base import AgentJob
 from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
-from app.agents.stream_json import result, short, tail, tokens
+from app.agents.stream_json import result, short, tail
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
 
@@ -133,7 +132,7 @@ class ClaudeCode(PinnedAdapter):
         output = row.get("result") or "; ".join(map(str, row.get("errors") or ()))
         detail = "" if reason is EndReason.SUBMITTED else short(f"{word}: {output}".rstrip(": "))
         turns = row.get("num_turns")
-        return AgentEnding(reason, detail, turns if isinstance(turns, int) else None, _usage(row))
+        return AgentEnding(reason, detail, turns if isinstance(turns, int) else None)
 
 
 # Every model it may use, for the task or for side calls, is the task's model.
@@ -149,16 +148,3 @@ _MODELS = (
 
 def _milliseconds(seconds: float) -> str:
     return str(max(1, round(seconds * 1000)))
-
-
-def _usage(told: dict[str, Any]) -> dict[str, float]:
-    """Converts its token counts. Tokens read from or written to a cache are part of the prompt, as for every agent."""
-    counted = tokens(
-        told,
-        uncached="input_tokens",
-        read="cache_read_input_tokens",
-        written="cache_creation_input_tokens",
-        completion_tokens="output_tokens",
-    )
-    parts = [counted.pop(part) for part in ("uncached", "read", "written") if part in counted]
-    return {**counted, "prompt_tokens": sum(parts)} if parts else counted

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from app.agents.installation.installer import Installer
-from app.agents.installation.libraries import Needs, require, require_libc
+from app.agents.installation.libraries import Needs, require
 
-__all__ = ["Installer", "Needs", "require", "require_libc"]
+__all__ = ["Installer", "Needs", "require"]

@@ -53,16 +53,8 @@ class Needs:
         return cls(str(manifest["machine"]), manifest["glibc"])
 
 
-def require(shell: Shell, bundle: FrameworkBundle) -> None:
-    """Checks, for `Framework.suits`, the requirements that were determined when the bundle was installed.
-
-    Raises: AgentUnsuitable: what was expected, found, and what to try.
-    """
-    require_libc(shell, bundle.name, Needs.of(bundle))
-
-
-def require_libc(shell: Shell, name: str, needs: Needs) -> None:
-    """Checks given requirements. `name`: the agent's, for the message.
+def require(shell: Shell, name: str, needs: Needs) -> None:
+    """Checks the requirements of a framework's programs. name: the agent's, for the message.
 
     An environment whose C library is unknown passes: the framework's own start will show.
 

@@ -107,9 +107,7 @@ class MiniSweAgent(PinnedAdapter):
         word, detail = _word(ended, trajectory)
         stats = trajectory.get("info", {}).get("model_stats", {})
         calls = stats.get("api_calls") if isinstance(stats, dict) else None
-        return AgentEnding(
-            ENDINGS.get(word, ENDINGS[OTHER]), detail, calls if isinstance(calls, int) else None, _usage(trajectory)
-        )
+        return AgentEnding(ENDINGS.get(word, ENDINGS[OTHER]), detail, calls if isinstance(calls, int) else None)
 
     def _configuration(self, job: AgentJob, place: FrameworkPaths) -> dict[str, Any]:
         """Returns settings that override the framework's `mini.yaml` or `mini_textbased.yaml`.
@@ -185,14 +183,3 @@ def _read(trajectory: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) and isinstance(content.get("info"), dict) else {}
-
-
-def _usage(told: dict[str, Any]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for message in told.get("messages", []):
-        response = message.get("extra", {}).get("response")
-        reported = response.get("usage") if isinstance(response, dict) else None
-        for key in ("prompt_tokens", "completion_tokens"):
-            if isinstance(count := (reported or {}).get(key), int | float):
-                totals[key] = totals.get(key, 0.0) + count
-    return totals

@@ -112,4 +112,4 @@ class OpenHands(PinnedAdapter):
         word = f"{status}: {code}" if status == "error" and code else status
         reason = ENDINGS.get(word, ENDINGS.get(status, EndReason.AGENT_ERROR))
         detail = "" if reason is EndReason.SUBMITTED else short(f"{word}: {report.get('detail') or ''}".rstrip(": "))
-        return AgentEnding(reason, detail, report.get("steps"), report.get("usage") or {})
+        return AgentEnding(reason, detail, report.get("steps"))

@@ -74,15 +74,12 @@ def describe(conversation, raised: str) -> dict:
     events = list(state.events)
     errors = [event for event in events if type(event).__name__ == "ConversationErrorEvent"]
     answers = {event.llm_response_id for event in events if getattr(event, "llm_response_id", None)}
-    use = conversation.conversation_stats.get_combined_metrics().accumulated_token_usage
-    usage = {} if use is None else {"prompt_tokens": use.prompt_tokens, "completion_tokens": use.completion_tokens}
     return {
         "status": state.execution_status.value,
         "error": errors[-1].code if errors else None,
         "detail": errors[-1].detail if errors else raised,
         "raised": raised,
         "steps": len(answers),
-        "usage": usage,
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from app.agents.adapter import PinnedAdapter
 from app.agents.base import AgentJob
 from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
-from app.agents.stream_json import result, short, tail, tokens
+from app.agents.stream_json import result, short, tail
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
 
@@ -147,15 +147,13 @@ class QwenCode(PinnedAdapter):
         row = result(ended.stdout)
         if not row:
             return _unsaid(ended)
-        turns, usage = row.get("num_turns"), _usage(row)
+        turns = row.get("num_turns")
         steps = turns if isinstance(turns, int) else None
         if row.get("subtype") == "success" and not row.get("is_error"):
-            return AgentEnding(ENDINGS["success"], "", steps, usage)
+            return AgentEnding(ENDINGS["success"], "", steps)
         error = row.get("error")
         message = str(error.get("message", "")) if isinstance(error, dict) else str(error or row.get("result") or "")
-        return AgentEnding(
-            ENDINGS[_word(message)], short(f"{row.get('subtype')}: {message}".rstrip(": ")), steps, usage
-        )
+        return AgentEnding(ENDINGS[_word(message)], short(f"{row.get('subtype')}: {message}".rstrip(": ")), steps)
 
 
 def _before_commands(env: Mapping[str, str]) -> bytes:
@@ -181,7 +179,3 @@ def _unsaid(ended: Ended) -> AgentEnding:
         word = "no result, signal" if ended.returncode < 0 else "no result"
     output = tail(ended.stderr) or tail(ended.stdout)
     return AgentEnding(ENDINGS[word], f"exit code {ended.returncode} and no result line: {output}".rstrip(": "))
-
-
-def _usage(told: dict[str, Any]) -> dict[str, float]:
-    return tokens(told, prompt_tokens="input_tokens", completion_tokens="output_tokens")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,9 +29,6 @@ _CRASHES = frozenset(
 )
 """Signals that a program causes itself; every other signal is sent by another process."""
 _DETAIL_CHARS = 2000
-_MOST_COUNTS = 64
-_LONGEST_NAME = 64
-_LARGEST_COUNT = 1e15
 _MOST_STEPS = 1 << 31
 
 
@@ -74,36 +70,16 @@ def end_text(framework: Framework, ended: Ended, *, out_of_memory: bool = False)
 
 
 def _shortened(ending: AgentEnding) -> AgentEnding:
-    """Removes invalid counts: they are information for people and do not change the end reason."""
+    """Removes an invalid number of steps: it is information for people and does not change the end reason."""
     steps: object = ending.steps
     if steps is not None and not _whole(steps):
         log.warning("agent.steps_not_understood", found=f"{steps!r:.80}")
         steps = None
-    return AgentEnding(EndReason(ending.reason), _text(ending.detail), steps, _usage(ending.usage))  # type: ignore[arg-type]
+    return AgentEnding(EndReason(ending.reason), _text(ending.detail), steps, ending.usage)  # type: ignore[arg-type]
 
 
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_STEPS
-
-
-def _usage(value: object) -> dict[str, float]:
-    if not isinstance(value, Mapping):
-        log.warning("agent.usage_not_understood", found=f"{value!r:.80}")
-        return {}
-    good = {name: float(count) for name, count in value.items() if _name(name) and _count(count)}
-    if len(good) < len(value):
-        bad = [f"{name!r:.40}: {count!r:.40}" for name, count in value.items() if name not in good]
-        log.warning("agent.usage_not_understood", found=bad[:5])
-    return dict(list(good.items())[:_MOST_COUNTS])
-
-
-def _name(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isascii() and value.isprintable()
-
-
-def _count(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 <= value < _LARGEST_COUNT and math.isfinite(value)  # type: ignore[operator,arg-type]
 
 
 def _text(value: object) -> str:

@@ -15,7 +15,7 @@ from app.agents.base import AgentJob
 from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
 from app.agents.installation import Installer
 from app.agents.installation.checkouts import version_of
-from app.agents.stream_json import read_object, short, tail, tokens
+from app.agents.stream_json import read_object, short, tail
 from app.errors import AgentNotSetUp, AgentUnsuitable
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
@@ -71,19 +71,7 @@ ENDINGS: Mapping[str, EndReason] = {
 _SET_BY_LIBRARIES = frozenset({"CONTEXT_GITHUB", "CONTEXT_NEEDS", "GITHUB_REPOSITORY"})
 _BOXES = re.compile(r"[\u2500-\u257f]+")
 _MODEL_CLIENT = re.compile(r"\blitellm\.\w*(Error|Exception|Timeout)\b")
-
-
-# For a checkout without default prompts, or with moved ones.
-_PLAIN: dict[str, str] = {
-    "system_template": "You work on a computer, by the tools that you are given, until the task is done.",
-    "instance_template": (
-        "The folder {{working_dir}} has a repository in it. This is what is to be done there:\n\n"
-        "{{problem_statement}}\n\n"
-        "Look at the code first, change what has to be changed, try it out, and run `submit` when you are done."
-    ),
-    "next_step_template": "{{observation}}",
-    "next_step_no_output_template": "The command was successful and has no output.",
-}
+_PROMPTS = ("system_template", "instance_template", "next_step_template", "next_step_no_output_template")
 # No programs that wait for a key press, no progress bars.
 _CALM = {"PAGER": "cat", "MANPAGER": "cat", "GIT_PAGER": "cat", "LESS": "-R", "TQDM_DISABLE": "1"}
 
@@ -183,12 +171,12 @@ class SweAgent(PinnedAdapter):
             printed = short(_BOXES.sub(" ", tail(ended.stdout)))
             output = "; ".join(filter(None, (tail(ended.stderr)[-200:], printed)))
             problem = f"expected a trajectory with an exit status; found exit code {ended.returncode}: {output}"
-            return AgentEnding(ENDINGS["no trajectory"], problem, _steps(info), _usage(info))
+            return AgentEnding(ENDINGS["no trajectory"], problem, _steps(info))
         message = _last_words(trajectory)
         word = _word(status, message)
         reason = ENDINGS.get(word, ENDINGS.get(status, EndReason.AGENT_ERROR))
         detail = "" if status == "submitted" else short(f"{status}: {message}".rstrip(": "))
-        return AgentEnding(reason, detail, _steps(info), _usage(info))
+        return AgentEnding(reason, detail, _steps(info))
 
 
 def settings(checkout: Path, seen_at: str, workdir: str, limits: Limits, call: dict[str, Any]) -> bytes:
@@ -225,16 +213,16 @@ def settings(checkout: Path, seen_at: str, workdir: str, limits: Limits, call: d
 
 
 def _templates(checkout: Path) -> dict[str, str]:
-    """Returns the texts of the checkout's default configuration; ours if it has none."""
+    """Returns the texts of the checkout's default configuration. Raises: AgentNotSetUp: it does not state the task."""
+    file = checkout / "config" / "default.yaml"
     try:
-        config = yaml.safe_load((checkout / "config" / "default.yaml").read_bytes())
-        templates = config["agent"]["templates"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
-        return _PLAIN
-    texts = {
-        name: templates[name] for name in _PLAIN if isinstance(templates, dict) and isinstance(templates.get(name), str)
-    }
-    return texts if "instance_template" in texts else _PLAIN
+        templates = yaml.safe_load(file.read_bytes())["agent"]["templates"]
+        texts = {name: templates[name] for name in _PROMPTS if isinstance(templates.get(name), str)}
+        if "instance_template" in texts:
+            return texts
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        pass
+    raise AgentNotSetUp(f"agent swe-agent: expected {file} with agent.templates.instance_template; found none")
 
 
 def _word(status: str, message: str) -> str:
@@ -253,8 +241,3 @@ def _steps(info: dict[str, Any]) -> int | None:
     stats = info.get("model_stats")
     calls = stats.get("api_calls") if isinstance(stats, dict) else None
     return calls if isinstance(calls, int) else None
-
-
-def _usage(info: dict[str, Any]) -> dict[str, float]:
-    """Returns tokens as the framework counts them, with a general tokenizer."""
-    return tokens({"usage": info.get("model_stats")}, prompt_tokens="tokens_sent", completion_tokens="tokens_received")
