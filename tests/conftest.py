@@ -26,15 +26,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 class _ByFile(LoadFileScheduling):
-    """Sends each file to one process. Acceptance tests, which share a whole system, go in two halves. Attacks on
-    grading, which share no state and take long, go one by one.
+    """Sends each file to one process, and acceptance tests, which share a whole system, together. Attacks on grading,
+    which share no state and take long, go one by one.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        folder, _, name = file.rpartition("/test_")
+        folder = file.rpartition("/test_")[0]
         if folder == "tests/acceptance":
-            return f"{folder} {name < 'f'}"
+            return folder
         return nodeid if folder == "tests/security/grading" else file
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from app.client import Run
 from app.instances.slurm import SlurmInstances
-from app.ledger import classes
 from app.models.spec import Mode
 from app.models.states import AttemptState
 from app.stack import lifecycle
@@ -82,15 +81,6 @@ def _running(stack: Stack, folder: Path) -> tuple[Run, str]:
     return run, handle
 
 
-def test_a_job_that_is_cancelled_by_hand_gives_its_attempt_back(stack: Stack, tmp_path: Path) -> None:
-    run, handle = _running(stack, tmp_path)
-    stack.cluster.ask("scancel", handle)
-    result = run.handles[0].result(timeout=200)
-    assert result.reward == 1.0
-    assert len(result.attempts) == 2
-    assert result.attempts[0].state is not AttemptState.FINISHED
-
-
 def test_a_node_that_is_taken_away_costs_an_attempt_and_no_task(stack: Stack, tmp_path: Path) -> None:
     run, handle = _running(stack, tmp_path)
     node = stack.cluster.node_of(handle)
@@ -112,17 +102,6 @@ def test_a_controller_that_restarts_costs_nothing(stack: Stack, tmp_path: Path) 
     stack.cluster.start_controller()
     assert [len(result.attempts) for result in run.results(timeout=200)] == [1]
     assert [result.reward for result in more.results(timeout=200)] == [1.0]
-
-
-def test_a_queue_that_never_starts_a_job_is_no_capacity_and_nothing_stays_in_it(stack: Stack) -> None:
-    classes.set_class(stack.flow.database, "late", ephemeral_capacity=1)
-    run = stack.submit(only=(TASK,), resource_class="late")
-    eventually(lambda: any("PENDING" in job for job in stack.jobs()))
-    why = eventually(lambda: stack.ends(Mode.EPHEMERAL, "late"), within_s=_QUEUE_S + 60)[0][2]
-    assert "no capacity" in why
-    assert run.handles[0].status() != "failed"
-    stack.cluster.ask("scontrol", "update", "partitionname=closed", "state=up")
-    assert [result.reward for result in run.results(timeout=200)] == [1.0]
 
 
 def test_down_leaves_no_job(stack: Stack) -> None:

@@ -59,7 +59,10 @@ def test_an_unknown_name_comes_with_the_nearest() -> None:
     assert str(UnknownName.of("agent", "x", known)) == "unknown agent 'x'; known: mini-swe-agent, oracle"
 
 
-def test_the_demo_says_why_a_reward_is_unexpected_and_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_says_why_a_reward_is_unexpected_and_what_to_try(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [__file__])
     said = "1 of 2 tests did not pass:\ntests/a.py failed"
     wrong = a_result(verdict=Verdict(reward=0.0, counts=True, detail=said))
     demo._print_results([wrong], [wrong])

@@ -66,13 +66,6 @@ some_standings = st.dictionaries(
 )
 
 
-def test_auto_prefers_a_free_slot_of_the_standing_pool() -> None:
-    line = a_line("a", Mode.AUTO)
-    assert policy.choose_mode(line, Counter({E_STD: 1, P_STD: 1}), UserShare()) is Mode.PERSISTENT
-    assert policy.choose_mode(line, Counter({E_STD: 1}), UserShare()) is Mode.EPHEMERAL
-    assert policy.choose_mode(line, Counter(), UserShare()) is None
-
-
 def test_auto_keeps_away_from_a_pool_that_fails() -> None:
     line = replace(a_line("a", Mode.AUTO, count=2), avoids_pool=True)
     decision = admit([line], {E_STD: 1, P_STD: 4})

@@ -146,7 +146,7 @@ def test_two_agents_of_one_run_have_a_headline_each_and_none_together(capsys: py
     ]
     assert [part.name for part in report.by["repository"]] == ["claude-code m: a/b", "mini-swe-agent m: a/b"]
     assert any(note.startswith("claude-code m: 1 scored tasks once each") for note in report.notes)
-    command._print_report(report)
+    command._print_report(report, None)
     out, page = capsys.readouterr().out, html_page(report)
     assert out.index("claude-code m: 0.0 %") < out.index("mini-swe-agent m: 100.0 %") < out.index("oracle")
     assert "66.7" not in out + page, "no rate of both"
@@ -330,7 +330,7 @@ def test_a_report_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "console", out)
     rows = [row(f"some-organisation__a-long-name-{n % 12}-{n}", float(n % 3 == 0)) for n in range(200)]
     suspect = row("s", 0.0, verdict={"reward": 0.0, "counts": True, "suspect": "rule"})
-    command._print_report(report_of(HEAD, [*rows, suspect, lost("x"), row("o", agent="oracle")]))
+    command._print_report(report_of(HEAD, [*rows, suspect, lost("x"), row("o", agent="oracle")]), None)
     said = out.file.getvalue()  # type: ignore[attr-defined]
     tables = said[said.index("agents") : said.index("note:")]
     assert all(len(line) <= 80 for line in tables.splitlines())
@@ -369,7 +369,7 @@ def test_tests_that_differ_between_runs_of_one_solution_are_named_beside_the_sco
 
 
 def test_a_terminal_and_a_validation_name_flaky_tests(capsys: pytest.CaptureFixture[str]) -> None:
-    command._print_report(report_of(HEAD, [ran("same", "p", {"a": one}) for one in ("passed", "failed")]))
+    command._print_report(report_of(HEAD, [ran("same", "p", {"a": one}) for one in ("passed", "failed")]), None)
     assert "flaky in same: a" in capsys.readouterr().out
     flaky = ("t::a", "t::b", "t::c", "t::d", "t::e", "t::f")
     about = {"content": "c", "dataset": "d", "task": "one", "image": "i", "reason": "flaky", "flipped": flaky}

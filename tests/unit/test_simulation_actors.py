@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
@@ -39,18 +38,6 @@ def test_a_fate_strikes_within_the_attempts_time_and_takes_its_end_away(fate: st
     (struck,) = [step for step in course if step.kind == fate]
     assert 100.0 <= struck.at <= 110.0
     assert "end" not in _kinds(course)
-
-
-def test_fates_are_as_frequent_as_they_were_asked_for() -> None:
-    random_model = RandomModel(Simulation.of(crash=0.1, vanish=0.2, infrastructure=0.3))
-    claimed = _claim()
-    found = Counter(_fate(random_model.course(claimed, 0.0)) for _ in range(4000))
-    shares = {fate: count / 4000 for fate, count in found.items()}
-    assert shares == pytest.approx({"crash": 0.1, "vanish": 0.2, "infrastructure": 0.3, "end": 0.4}, abs=0.03)
-
-
-def _fate(course: list[Step]) -> str:
-    return next(kind for kind in _kinds(course) if kind != "phase")
 
 
 def test_one_seed_gives_the_same_times_again_and_one_die_does_not_move_another() -> None:

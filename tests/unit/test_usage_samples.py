@@ -6,7 +6,7 @@ import time
 from typing import cast
 
 from app.environments.contract import Environment, GroupUsage
-from app.workers.usage_samples import MOST_SAMPLES, UsageSeries
+from app.workers.usage_samples import UsageSeries
 
 
 class Using(Environment):
@@ -52,21 +52,6 @@ def test_what_a_container_that_was_started_again_counts_is_not_below_nothing() -
     environment.cpu_s = 0.0
     series.look()
     assert series.rows[0][2] == 0.0
-
-
-def test_many_samples_become_half_as_many_and_the_next_half_as_often() -> None:
-    environment = Using()
-    series = series_of(environment)
-    for number in range(MOST_SAMPLES):
-        environment.memory_bytes = (number % 2 * 100) << 20
-        series.look()
-    assert len(series.rows) == MOST_SAMPLES // 2
-    assert {row[1] for row in series.rows} == {100}, "the larger of two"
-    assert series.step == 2
-    for memory in (7, 3, 1):
-        environment.memory_bytes = memory << 20
-        series.look()
-    assert [row[1] for row in series.rows[MOST_SAMPLES // 2 :]] == [7]
 
 
 def test_limits_that_were_met_are_marked_when_it_was_seen() -> None:

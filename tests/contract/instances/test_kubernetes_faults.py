@@ -94,21 +94,6 @@ def test_a_version_that_is_forgotten_is_answered_by_a_list(
     assert fixture.cluster.requests.count("GET pods") > lists
 
 
-@pytest.mark.usefixtures("watching")
-def test_a_bookmark_spares_a_list(kubernetes_fixture: KubernetesFixture, control: ControlPlane) -> None:
-    fixture = kubernetes_fixture
-    fixture.cluster.bookmark_s = 0.1
-    (one,) = _running(fixture, 1)
-    fixture.cluster.forget()
-    threading.Event().wait(1.0)  # bookmarks say so
-    lists, watches = (fixture.cluster.requests.count(f"{verb} pods") for verb in ("GET", "WATCH"))
-    fixture.cluster.cut_watches()
-    eventually(lambda: fixture.cluster.requests.count("WATCH pods") > watches)
-    fixture.end(one.instance_id, "", 0)
-    assert control.ended(one) == ("terminated", 0)
-    assert fixture.cluster.requests.count("GET pods") == lists
-
-
 def test_a_watch_that_says_nothing_is_opened_again(
     kubernetes_fixture: KubernetesFixture, control: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
