@@ -9,7 +9,6 @@ import re
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from uuid import uuid4
 
 import aiohttp
 from aiohttp import web
@@ -21,7 +20,7 @@ from app.models.model_calls import CallEnd, Dialect
 from app.settings import PREFIX, Settings
 from app.stack.programs import programs
 from app.workers.model_access import GatewayClient
-from tests.integration.gateway_fixture import MODEL, Engine, an_attempt, events, fixture, request
+from tests.integration.gateway_fixture import MODEL, Engine, an_attempt, events, request
 from tests.integration.rows import every
 from tests.services import MakeSettings
 
@@ -175,22 +174,6 @@ async def test_gateways_beside_each_other_share_limits_and_keep_to_their_attempt
             assert engine.most == 2
         finally:
             await second.end(signal.SIGKILL)
-
-
-async def test_of_several_gateways_each_refuses_the_attempts_of_the_others(make_settings: MakeSettings) -> None:
-    settings = make_settings(gateways=2)
-    mine, other = settings.gateway_bases()
-    async with fixture(settings, attempt=False, base=mine) as g:
-        seen: dict[str, int] = {}
-        while len(seen) < 2:
-            token = uuid4().hex
-            claim = await asyncio.to_thread(an_attempt, g.database, token)
-            status, said = await g.ask(token=token)
-            seen[settings.gateway_of(claim.attempt_id)] = status
-            if status != 200:
-                assert said["error"]["code"] == "misdirected"
-                assert other in said["error"]["message"]
-        assert seen == {mine: 200, other: 421}
 
 
 async def test_a_gateway_that_is_told_to_stop_lets_streams_end(make_settings: MakeSettings) -> None:

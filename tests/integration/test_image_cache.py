@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,6 @@ from app.errors import DiskFull
 from app.host.engine import Engine
 from app.images.cache import ImageCache
 from app.images.compose_images import Parts
-from app.images.metadata import ImageMetadata
 from app.images.prefetch import Prefetcher
 from app.images.references import key_of
 from app.images.task_images import Images
@@ -22,7 +20,6 @@ from app.models.spec import Compose, EnvironmentSpec
 from app.settings import Settings
 from tests.integration import test_images
 from tests.integration.test_images import Contexts, age
-from tests.services import small_disk
 
 pytestmark = pytest.mark.docker
 
@@ -81,32 +78,6 @@ def test_the_image_needed_last_goes_and_no_more_than_needed(cache: ImageCache, m
     assert ours(cache) == {made[3][1], made[0][1]}
 
 
-def test_between_the_marks_nothing_goes(settings: Settings, cache: ImageCache, make: Make) -> None:
-    _, image_id = make()
-    taken = cache.look().image_bytes
-    marks = {"image_disk_high": taken + 100_000_000, "image_disk_low": taken - 100_000_000}  # others work here, too
-    between = ImageCache(settings.model_copy(update=marks), fresh_s=0.0)
-    assert between.make_room() == []
-    assert between.room_bytes() < 0
-    assert between.make_room(urgently=True) != []
-    assert image_id not in ours(cache)
-
-
-def test_a_share_of_the_disk_is_measured_where_it_can_be_seen(
-    settings: Settings, cache: ImageCache, make: Make
-) -> None:
-    make()
-    disk = cache.look().disk
-    if disk is None:
-        pytest.skip("the engine's disk cannot be seen from here")
-    half = disk.used_bytes / disk.total_bytes / 2
-    full = settings.model_copy(update={"image_disk_high": half, "image_disk_low": half})
-    roomy = settings.model_copy(update={"image_disk_high": 1.0, "image_disk_low": 1.0})
-    assert ImageCache(roomy, fresh_s=0.0).make_room() == []
-    assert len(ImageCache(full, fresh_s=0.0).make_room()) == 1
-    assert ours(cache) == set()
-
-
 def test_what_a_container_has_or_somebody_keeps_stays(
     settings: Settings, engine: Engine, cache: ImageCache, images: Images, make: Make
 ) -> None:
@@ -133,33 +104,6 @@ def test_what_was_here_before_us_or_has_a_name_of_a_person_is_not_ours_to_remove
     assert tight(settings, 10**9).make_room() == []
     assert images.find(base_image_tag) is not None
     assert images.find(image_id) is not None
-
-
-def test_a_container_that_comes_between_choice_and_removal_saves_its_image(
-    engine: Engine, cache: ImageCache, make: Make
-) -> None:
-    _, image_id = make()
-    view = cache.look()
-    container = engine.api.create_container(image_id, command=["/nothing"])["Id"]
-    try:
-        assert cache.evict(view, [image_id]) == []
-    finally:
-        engine.remove(container)
-    assert len(cache.evict(view, [image_id])) == 1
-    assert cache.book.entries() == {}
-
-
-def test_shared_layers_are_counted_once(
-    cache: ImageCache, images: Images, contexts: Contexts, base_image_tag: str
-) -> None:
-    recipe = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nWORKDIR /new\nCOPY big /big\nENV A=1\n"
-    made = [images.ensure(contexts.spec(recipe, big=BIG + str(n)), timeout_s=60) for n in range(2)]
-    base = images.find(base_image_tag)
-    held = {image.id: image.held for image in cache.look().images}
-    below = held[str(base)].layers
-    for image_id in made:
-        assert held[image_id].layers[: len(below)] == below
-        assert sum(layer.size_bytes for layer in held[image_id].layers[len(below) :]) == len(BIG) + 1
 
 
 def test_when_the_engines_disk_is_full_others_go_and_it_is_tried_again(
@@ -227,19 +171,6 @@ def test_nothing_is_pulled_ahead_without_a_free_place_or_above_the_low_mark(
     assert prefetcher(settings, contexts, [spec]).look()
 
 
-def test_an_image_that_fails_is_left_to_its_task_and_the_next_one_comes(
-    settings: Settings, images: Images, contexts: Contexts, engine: Engine
-) -> None:
-    refused = contexts.spec(None, **{"docker-compose__yaml": "services: {}"}).build
-    assert refused is not None
-    project = EnvironmentSpec(compose=Compose(context=refused.context))
-    queue = [contexts.spec("FROM scratch\nCOPY missing /\n"), project, contexts.spec(SMALL, big="1")]
-    ahead = prefetcher(settings, contexts, queue)
-    while ahead.look():
-        pass
-    assert images.here(queue[2]) is not None
-
-
 def project(contexts: Contexts, web: str, main: str) -> EnvironmentSpec:
     """Two services: the image `main`, and one that is built, with a file of this content."""
     text = f"services: {{main: {{image: '{main}'}}, web: {{build: ./web}}}}"
@@ -268,18 +199,3 @@ def test_each_image_of_a_project_is_fetched_ahead_and_stays_for_as_long_as_the_q
     there = images.here(web)
     assert next_to_go(cache) == [there]
     assert (images.here(single) is None, images.here(web) is None) == (False, True)
-
-
-def test_a_full_disk_does_not_keep_the_prefetcher_from_its_work_and_nothing_half_written_stays(
-    settings: Settings, contexts: Contexts, engine: Engine, tmp_path: Path
-) -> None:
-    home = tmp_path / "small"
-    with small_disk(home, "256k"):
-        full = settings.model_copy(update={"home": home})
-        ahead = prefetcher(full, contexts, [contexts.spec(SMALL, big="1"), project(contexts, "1", "x")])
-        with pytest.raises(OSError, match="No space left"):
-            (home / "filled").write_bytes(b"x" * (1 << 19))
-        assert ahead.look(), "what does not fit is left"
-        with pytest.raises(DiskFull, match="free some"):
-            ImageMetadata(full).note_queue(["x" * 5000])
-        assert [file for file in (home / "cache").rglob("*") if file.is_file()] == []

@@ -6,12 +6,11 @@ A real registry, a real store, real environments.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from app.environments.runtimes.oci import OciProvider
 from app.errors import DiskFull
 from app.host import kernel
 from app.host.slots import HostSemaphore
@@ -23,10 +22,9 @@ from app.images.references import built_for_all, key_of
 from app.images.unpacked_images import OciImages
 from app.models.spec import Build, Bundle, Compose, EnvironmentSpec
 from app.settings import Settings
-from megaflow.contract.environments.fixture import sweep_all, tar_of
-from tests.integration.docker_fixture import tags_of
+from megaflow.contract.environments.fixture import tar_of
 from tests.integration.test_images import age
-from tests.integration.test_oci_images import packed, push_image
+from tests.integration.test_oci_images import push_image
 from tests.services import small_disk
 
 KILO = 1000
@@ -49,13 +47,6 @@ def settings(oci_settings: Settings, oci_cache: Path) -> Settings:
 
 
 @pytest.fixture
-def provider(settings: Settings) -> Iterator[OciProvider]:
-    made = provider_of(settings)
-    yield made
-    sweep_all(settings)
-
-
-@pytest.fixture
 def cache(settings: Settings) -> ImageCache:
     return ImageCache(settings, fresh_s=0.0)
 
@@ -74,10 +65,6 @@ def push(registry: str) -> Push:
 
 def a_layer(content: bytes) -> bytes:
     return tar_of({f"f-{os.urandom(4).hex()}": content})
-
-
-def provider_of(settings: Settings) -> OciProvider:
-    return OciProvider(settings, fetch_bundle=lambda _: b"")
 
 
 def images_of(settings: Settings) -> OciImages:
@@ -127,41 +114,6 @@ def test_the_image_needed_last_goes_no_more_than_needed_and_a_shared_layer_stays
     assert pull(settings, specs[0]) == [ids[0]], "it can be had again"
 
 
-def test_what_was_just_used_stays_and_of_what_nobody_needs_the_longest_unused_goes(
-    settings: Settings, push: Push
-) -> None:
-    specs = [push(f"i{n}", 10 * KILO) for n in range(3)]
-    pull(settings, *specs)
-    age(settings)
-    pull(settings, specs[0])
-    patient = ImageCache(tight(settings, 30 * KILO))
-    assert sorted(patient.make_room()) == [specs[1].image, specs[2].image]
-    assert patient.make_room() == []
-
-
-def test_a_kept_set_up_that_nobody_needs_goes_before_any_image(
-    settings: Settings, provider: OciProvider, cache: ImageCache, push: Push, oci_programs: Path
-) -> None:
-    spec = push("programs", packed(oci_programs)).model_copy(update={"setup": ("echo made > /made",)})
-    other = push("other", 10 * KILO)
-    pull(settings, other)
-    environment = provider.create(spec, tags_of(settings.installation), timeout_s=60)
-    shown = {image.names[0]: image for image in cache.look().images}
-    [set_up] = [image for name, image in shown.items() if name.startswith("setup:")]
-    assert (shown[str(spec.image)].containers, shown[str(other.image)].containers) == (1, 0)
-    assert set_up.held.derived
-    environment.destroy()
-    cache.book.note_queue([key_of(spec)])
-    assert evicted(settings, 1) == [other.image], "the queue needs what the set-up was made for"
-    pull(settings, other)
-    cache.book.note_queue([])
-    assert evicted(settings, 1) == [set_up.names[0]]
-    assert {image.names[0] for image in cache.look().images} == {spec.image, other.image}
-    environment = provider.create(spec, tags_of(settings.installation), timeout_s=60)
-    assert environment.run("cat /made", timeout_s=10).stdout == b"made\n"
-    environment.destroy()
-
-
 def test_the_next_images_are_pulled_and_what_takes_an_engine_is_passed_over(settings: Settings, push: Push) -> None:
     specs = [push(f"i{n}", KILO) for n in range(4)]
     ids = pull(settings, specs[1])
@@ -191,13 +143,6 @@ def test_a_recipe_comes_from_the_mirror_and_the_host_says_that_it_has_it(setting
     assert key_of(RECIPE) in presence.here()
     assert evicted(settings, 1) != []
     assert key_of(RECIPE) not in presence.here()
-
-
-def test_a_pull_makes_room_first_when_the_disk_is_above_its_high_mark(settings: Settings, push: Push) -> None:
-    old, new = push("old", 10 * KILO), push("new", KILO)
-    pull(settings, old)
-    age(settings)
-    assert set(pull(tight(settings, 1), new)) == here(settings)
 
 
 def test_a_disk_that_fills_gets_room_by_what_nobody_needs_else_it_is_told_and_nothing_is_left(

@@ -17,10 +17,7 @@ from uuid import UUID
 import pytest
 from celery import Celery
 
-from app.host.engine import engine_of
 from app.images.layer_store import ImageStore, StoredImage
-from app.images.metadata import ImageChanges, ImageMetadata
-from app.images.prefetch import Prefetcher
 from app.images.references import key_of
 from app.ledger import accept, attempts, host_images
 from app.ledger.accept import Accepted, NewRun
@@ -35,7 +32,7 @@ from app.tasks.attempt import publish
 from app.workers import host_care
 from app.workers.host_care import Reporter, left_to_others
 from tests.building import a_task, ready_instance
-from tests.integration.rows import every, one, write
+from tests.integration.rows import every, one
 from tests.services import MakeSettings, missing
 from tests.waiting import eventually
 
@@ -99,17 +96,6 @@ def test_a_message_goes_to_the_host_that_has_the_image(
     assert hosts_of(sent, database) == {"b1": "beta", "a1": "alpha", "b2": "beta", "a2": "alpha", "b3": "beta"}
 
 
-def test_with_one_host_messages_go_to_all_as_ever(
-    dispatcher: Dispatcher, database: Database, sent: list[QueuedMessage]
-) -> None:
-    for _ in range(2):
-        standing(database, "alpha")
-    host_images.report(database, "alpha", ["a1"])
-    submit(database, "x", "a1", "y")
-    dispatcher.pass_once()
-    assert hosts_of(sent, database) == {"x": None, "a1": None, "y": None}
-
-
 def test_a_host_that_was_sent_a_task_is_taken_to_pull_its_image(
     dispatcher: Dispatcher, database: Database, sent: list[QueuedMessage]
 ) -> None:
@@ -171,23 +157,6 @@ def test_a_project_goes_to_the_host_that_has_all_its_images_and_else_to_whoever_
     assert [item.host for item in sent] == ["beta"]
 
 
-def test_only_what_has_changed_is_written_and_a_silent_host_is_forgotten(database: Database) -> None:
-    def rows() -> dict[str, str]:
-        found = every(database, "SELECT image, xmin::text AS writer FROM host_images WHERE host = 'alpha'")
-        return {row.image: row.writer for row in found}
-
-    host_images.report(database, "alpha", ["i", "j"])
-    before = rows()
-    host_images.report(database, "alpha", ["j", "i", "k"])
-    assert {image: rows()[image] for image in before} == before
-    host_images.report(database, "alpha", ["k"])
-    assert rows().keys() == {"k"}
-    write(database, "UPDATE hosts SET seen_at = seen_at - interval '1 hour'")
-    host_images.report(database, "beta", [])
-    assert rows() == {}
-    assert one(database, "SELECT count(*) FROM hosts").count == 1
-
-
 def test_a_host_says_what_lies_unpacked_on_it_and_says_so_when_it_is_gone(
     settings: Settings, database: Database
 ) -> None:
@@ -200,38 +169,6 @@ def test_a_host_says_what_lies_unpacked_on_it_and_says_so_when_it_is_gone(
     reporter.look()
     with database.begin() as connection:
         assert host_images.where(connection, ["some/image:1"]) == {}
-
-
-@pytest.mark.docker
-def test_a_host_says_what_its_engine_has_by_its_names_and_by_those_of_tasks(
-    make_settings: MakeSettings, base_image_tag: str
-) -> None:
-    settings = make_settings()
-    book, image_id = ImageMetadata(settings), engine_of(settings).api.inspect_image(base_image_tag)["Id"]
-    presence = ImageChanges(settings)
-    assert base_image_tag in presence.here()
-    book.made(image_id, "build:here", ["some/name:1"])
-    book.made("sha256:" + "2" * 64, "build:gone", ["some/name:2"])
-    assert {"build:here", "build:gone"} & presence.here() == {"build:here"}
-    book.note_parts("compose:whole", {"build:here": {}, base_image_tag: {}})
-    book.note_parts("compose:half", {"build:here": {}, "build:gone": {}})
-    assert {"compose:whole", "compose:half"} & presence.here() == {"compose:whole"}
-    book.forget(image_id)
-    assert not {"build:here", "compose:whole"} & presence.here()
-
-
-@pytest.mark.docker
-def test_what_is_left_to_others_is_neither_fetched_here_nor_kept_for_the_queue(
-    make_settings: MakeSettings, base_image_tag: str
-) -> None:
-    settings = make_settings(image_prefetch=5)
-    theirs, here = EnvironmentSpec(image="localhost:1/theirs:1"), EnvironmentSpec(image=base_image_tag)
-    ahead = Prefetcher(settings, queue=lambda _far: [theirs, here], fetch_bundle=lambda _: b"")
-    assert ahead.look(), "alone, it tries to fetch what is missing"
-    ahead = Prefetcher(settings, queue=lambda _far: [theirs, here], fetch_bundle=lambda _: b"")
-    ahead.others = lambda keys: {key_of(theirs)}.intersection(keys)
-    assert not ahead.look()
-    assert ImageMetadata(settings).queue() == [key_of(here)]
 
 
 def test_a_host_leaves_to_others_what_they_have_or_are_to_fetch_unless_a_task_may_run_here_alone(

@@ -8,7 +8,7 @@ from app.artifacts import open_store
 from app.errors import ArtifactChanged
 from app.evaluation import regrade
 from app.grading.suite_run import TestRun
-from app.ledger import ends, events, results
+from app.ledger import events, results
 from app.models.outcome import TaskResult, TestStatus, Verdict
 from tests.integration.test_reports import Reports, reports, verdict
 
@@ -56,17 +56,6 @@ def test_a_second_regrade_changes_nothing(reports: Reports) -> None:
     found = reports.json("regrade", "night")
     assert (found["judged"], found["stored"], found["flips"]) == (1, 0, [])
     assert of(reports, "up") == first
-
-
-def test_two_regrades_at_once_lose_no_verdict(reports: Reports) -> None:
-    reports.run("night", {"up": WRONG})
-    before = of(reports, "up")
-    assert before.verdict is not None
-    assert before.attempt is not None
-    late = verdict(1.0).after(before.verdict, before.attempt.phases["agent_ended"])  # type: ignore[index]
-    assert ends.regrade(reports.database, {before.attempt.id: late}) == {before.attempt.id}
-    assert ends.regrade(reports.database, {before.attempt.id: late}) == set()
-    assert of(reports, "up").verdict == late
 
 
 def test_what_is_suspect_or_broke_its_grading_stays_so(reports: Reports) -> None:
