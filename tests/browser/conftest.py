@@ -53,7 +53,7 @@ def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
 @pytest.fixture
 def site(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     found = Site(settings, database)
-    found.start()
+    found.start_process()
     try:
         found.reports = Reports(settings, database, monkeypatch)
         found.night = found.reports.run("night", NIGHT)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from app.agents.framework import FrameworkBundle
-from app.agents.installation import Installer, indexes, require
+from app.agents.installation import Installer, require
 from app.environments import provider_for
 from app.environments.contract import Environment
 from app.environments.tools import tool_inside
@@ -115,16 +115,6 @@ def test_a_python_bundle_runs_from_wherever_it_is(python: FrameworkBundle, tmp_p
     }
     assert told["ours"] == []
     assert looked(moved)["kept"] == {"PYTHONPATH": None, "LD_LIBRARY_PATH": None, "PYTHONHOME": None}
-
-
-def test_running_it_writes_nothing_into_it(python: FrameworkBundle) -> None:
-    def state() -> dict[str, int]:
-        return {str(file): file.lstat().st_mtime_ns for file in python.folder.rglob("*")}
-
-    before = state()
-    looked(python.folder)
-    assert state() == before
-    assert list(python.folder.rglob("__pycache__/six.*.pyc")), "its byte code is there already"
 
 
 def test_everybody_may_read_it_and_nobody_else_write(python: FrameworkBundle) -> None:
@@ -368,21 +358,6 @@ def test_what_pip_was_told_suffices(
         told.setenv("PIP_CONFIG_FILE", str(file))
     made = Installer(tmp_path / "tools").venv("toy", toy_lock, first_use=USE)
     assert list(made.folder.glob("lib/python*/site-packages/megaflow_toy_of_this_test.py"))
-
-
-def test_what_uv_was_told_comes_first(told: pytest.MonkeyPatch, index: str, toy_lock: Path, tmp_path: Path) -> None:
-    told.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    told.setenv("UV_DEFAULT_INDEX", index)
-    assert indexes.environment()["UV_DEFAULT_INDEX"] == index
-    Installer(tmp_path / "tools").venv("toy", toy_lock, first_use=USE)
-
-
-def test_certificates_of_pip_are_for_uv_and_node_too(told: pytest.MonkeyPatch) -> None:
-    for name in ("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS"):
-        told.delenv(name, raising=False)
-    told.setenv("PIP_CERT", "/somewhere/authorities.pem")
-    found = indexes.environment()
-    assert found["SSL_CERT_FILE"] == found["NODE_EXTRA_CA_CERTS"] == "/somewhere/authorities.pem"
 
 
 def test_bundles_that_are_ready_are_used_and_never_written_to(

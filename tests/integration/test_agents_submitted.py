@@ -9,7 +9,6 @@ import pytest
 
 from app import evaluation
 from app.client import MegaFlow
-from app.environments.runtimes.local.environment import LocalProvider
 from app.errors import SettingsInvalid, UnknownName
 from app.evaluation import Submission, demo_tasks
 from app.ledger.accept import Accepted
@@ -122,16 +121,6 @@ def test_an_agent_of_a_manifest_carries_out_its_task(flow: MegaFlow, here: Worke
     assert (result.state, result.reward) == (TaskState.SUCCEEDED, 0.0)
     assert result.attempt is not None
     assert result.attempt.environment["agent_version"] == here.agent("bare").version != ""
-
-
-def test_who_is_told_to_stop_while_a_framework_is_installed_makes_no_environment(
-    flow: MegaFlow, here: WorkerServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    token, agent = StopToken(), here.agent("bare")
-    monkeypatch.setattr(WorkerServices, "agent", lambda *_: agent)
-    monkeypatch.setattr(agent, "check", lambda: token.stop(EndReason.CANCELLED))
-    monkeypatch.setattr(LocalProvider, "prepare_image", lambda *_, **__: pytest.fail("it went on"))
-    assert carry_out(claimed(flow, "bare"), here, token) is EndReason.CANCELLED
 
 
 @pytest.mark.parametrize("source", [None, "https://git.example.org/swe-agent"])

@@ -19,20 +19,13 @@ from app.models.endings import EndReason
 from app.models.shell import InteractiveProgram, Shell
 from app.models.spec import Limits
 from megaflow.contract.agents.trial import KEY, NeverCancelled, TrialStage
-from tests.integration.inside_fixture import ENV_SCENE, SEEN, engine, kept_tools, look_inside, settings, stage
+from tests.integration.inside_fixture import SEEN, engine, kept_tools, look_inside, settings, stage
 
 __all__ = ["engine", "settings", "stage"]
 
 pytestmark = [pytest.mark.agents, pytest.mark.docker, pytest.mark.extra]
 
 LIMITS = Limits(agent_timeout_s=300, command_timeout_s=30, max_steps=5)
-SCENES = {
-    "look": ENV_SCENE,
-    "words": "[{thought: I think that it is fine}]",
-    "slow": "[{command: 'echo begun; sleep 600; echo never'}, {submit: true}]",
-    "quick": "[{submit: true}]",
-    "same": "[" + "{command: 'echo the same'}, " * 9 + "{submit: true}]",
-}
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,6 @@ QWEN = Kind(
     },
     lambda message: [part.get("text", "") for part in message["parts"]],
 )
-only_claude = pytest.mark.parametrize("kind", [CLAUDE], indirect=True, ids=["claude"])
 only_qwen = pytest.mark.parametrize("kind", [QWEN], indirect=True, ids=["qwen"])
 
 
@@ -123,20 +115,6 @@ def test_what_an_image_has_bash_read_first_is_read(stage: TrialStage, framework:
     assert "FROM_THE_IMAGE=yes\n" in seen
     assert "BASH_ENV=/etc/first.sh\n" in seen
     assert KEY not in seen
-
-
-@only_qwen
-def test_going_round_in_circles_ends_it(stage: TrialStage, framework: Framework, tmp_path: Path) -> None:
-    report = stage.play(FrameworkAgent(framework), "same", tmp_path, LIMITS, NeverCancelled()).report
-    assert (report.end_reason, report.detail[:22]) == (EndReason.AGENT_ERROR, "error_during_execution")
-
-
-@only_claude
-def test_it_takes_its_arguments(stage: TrialStage, framework: Framework, tmp_path: Path) -> None:
-    arguments = {"append_system_prompt": "--Be brief.\nAlways.", "max_thinking_tokens": "0"}
-    job = replace(stage.job("quick", tmp_path, LIMITS), arguments=arguments)
-    report = FrameworkAgent(framework).run(job, stage.environment, NeverCancelled())
-    assert report.end_reason is EndReason.SUBMITTED, report
 
 
 def test_a_command_over_its_limit_does_not_hold_it_up(stage: TrialStage, framework: Framework, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import SettingsInvalid
 from tests.integration.command import CommandLine
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("base_image_tag")]
@@ -40,8 +39,3 @@ def test_a_dataset_is_synced(megaflow: CommandLine, registry: str, tmp_path: Pat
     again = megaflow.run("images", "sync", folder, "--to", to, "--task", "task-0", "--task", "task-2")
     assert again.exit_code == 0, again.output
     assert "2 present" in again.stdout
-
-
-def test_wrong_input_is_told(megaflow: CommandLine, tmp_path: Path) -> None:
-    with pytest.raises(SettingsInvalid, match="--to"):
-        megaflow.run("images", "sync", dataset(tmp_path / "set", GOOD))

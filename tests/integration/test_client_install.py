@@ -75,8 +75,3 @@ def test_another_command_says_which_extra_it_needs(client: Client, command: str,
     assert done.returncode == 69, done.stderr
     assert f"try `pip install 'megaflow[{extras}]'`" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_the_public_names_are_there(client: Client) -> None:
-    assert client("--version").stdout.startswith("megaflow ")
-    assert client("submit", "--help").returncode == 0

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,12 @@ import pytest
 
 from app.artifacts.bundles import pack
 from app.datasets.base import Reading
-from app.environments.contract import CreatedResources
 from app.environments.networks import firewall
-from app.environments.networks.addresses import admissible
 from app.environments.runtimes.auto import AutoProvider
 from app.environments.runtimes.compose import resources as compose_resources
 from app.environments.runtimes.compose.environment import ComposeEnvironment
 from app.environments.runtimes.compose.provider import ComposeProvider
-from app.environments.runtimes.compose.resources import make_network, shared
+from app.environments.runtimes.compose.resources import shared
 from app.environments.runtimes.oci import available
 from app.environments.sweeper import Sweeper
 from app.errors import (
@@ -36,8 +33,7 @@ from app.errors import (
 )
 from app.grading import grader_for
 from app.grading.base import GradingInput
-from app.host.engine import ROLE, Engine
-from app.models.hosts import AllowedHosts
+from app.host.engine import Engine
 from app.models.spec import (
     Bundle,
     Compose,
@@ -181,10 +177,8 @@ def test_services_start_in_the_order_of_their_needs_and_the_agent_finds_them_rea
             ["'db' was not healthy in time", "cold", "warming up"],
         ),
         ("command: [sleep, '60']", ["'db' has no health check"]),
-        ("command: ['true'], healthcheck: {test: 'false'}", ["'db' ended with exit code 0"]),
-        ("command: [sleep, '60'], healthcheck: {test: 'sleep 60', timeout: 60s}", ["'db' was not healthy in time"]),
     ],
-    ids=["exits", "cannot start", "unhealthy", "deadline", "no check", "ends", "check hangs"],
+    ids=["exits", "cannot start", "unhealthy", "deadline", "no check"],
 )
 def test_a_service_that_does_not_come_up_is_named_with_its_last_words_and_nothing_is_left(
     create: Create, engine: Engine, settings: Settings, service: str, complaints: list[str]
@@ -222,16 +216,6 @@ def test_the_main_service_runs_its_own_command_beside_the_agent_and_is_waited_fo
     assert environment.logs() == {"main": b"of the task\n"}
     with pytest.raises(ServiceUnhealthy, match="'main' is unhealthy: never"):
         create("services: {main: {image: BASE, healthcheck: {test: 'echo never; false', interval: 0.2s, retries: 2}}}")
-
-
-def test_what_main_wrote_is_kept_by_its_end_however_much_it_is(create: Create) -> None:
-    lots = "command: [sh, -c, 'echo begun; yes | head -c 6000000; echo done; touch /up; sleep 60']"
-    environment = create(f"services: {{main: {{image: BASE, {lots}, healthcheck: {{test: test -e /up}}}}}}")
-    found = environment.logs()["main"]
-    assert len(found) == 2 << 20
-    assert found.endswith(b"y\ndone\n")
-    environment.run("rm /var/tmp/.service.log; mkfifo /var/tmp/.service.log", timeout_s=20)
-    assert environment.logs() == {}
 
 
 def test_services_are_built_from_their_own_folders_with_arguments_stage_and_copies(
@@ -296,9 +280,7 @@ KEEPS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("service", "place"), [("db", "/data"), ("db", "/srv"), ("main", "/srv")], ids=["volume", "service", "main"]
-)
+@pytest.mark.parametrize(("service", "place"), [("db", "/data"), ("main", "/srv")], ids=["volume", "main"])
 def test_a_project_that_writes_more_than_its_task_may_is_ended_and_told(
     create: Create, engine: Engine, service: str, place: str
 ) -> None:
@@ -319,20 +301,6 @@ def test_a_project_that_writes_more_than_its_task_may_is_ended_and_told(
     while any(engine.api.inspect_container(one)["State"]["Running"] for one in ids):
         assert time.monotonic() < give_up
         time.sleep(0.05)
-
-
-def test_a_service_that_fills_the_disk_while_it_starts_is_ended_too(
-    create: Create, engine: Engine, settings: Settings
-) -> None:
-    fills = f"command: [sh, -c, '{FILL.format(place='/srv')}'], healthcheck: {{test: 'false', interval: 60s}}"
-    needs = "depends_on: {db: {condition: service_healthy}}"
-    with pytest.raises(EnvironmentOverLimit, match="disk limit"):
-        create(
-            f"services: {{main: {{image: BASE, {needs}}}, db: {{image: BASE, {fills}}}}}",
-            resources=SMALL.model_copy(update={"disk_bytes": 64 * MIB}),
-            timeout_s=40,
-        )
-    assert left(engine, settings) == []
 
 
 PAIR = f"services:\n  main: {{image: BASE}}{DB}volumes: {{kept: }}"
@@ -379,59 +347,6 @@ def test_an_open_network_leads_outside_but_to_nothing_private_and_an_internal_on
         assert reaches(environment, gateway, server.getsockname()[1])
 
 
-def test_a_projects_addresses_are_no_public_ones() -> None:
-    """An allowed name that leads to one is refused as one that leads to any other machine of ours."""
-    for one in (compose_resources.RANGE[1], compose_resources.RANGE[-2]):
-        assert not admissible(one, "example.org", 443, AllowedHosts(("example.org",)))
-
-
-@pytest.mark.parametrize(
-    ("routes", "free"),
-    [
-        (["0.0.0.0/0"], "10.222.0.0/15"),
-        (["10.222.0.0/16"], "10.223.0.0/16"),
-        (["10.0.0.0/8"], "10.222.0.0/15"),  # no better one is left
-        (["10.0.0.0/8", "10.222.0.0/16"], "10.223.0.0/16"),
-    ],
-)
-def test_what_this_host_routes_elsewhere_is_passed_by(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, routes: list[str], free: str
-) -> None:
-    def written(address: IPv4Address) -> str:
-        return address.packed[::-1].hex().upper()
-
-    nets = [IPv4Network(text) for text in routes]
-    rows = [f"eth0 {written(one.network_address)} 0 1 0 0 0 {written(one.netmask)} 0 0 0" for one in nets]
-    (tmp_path / "route").write_text("\n".join(["Iface", *rows]))
-    monkeypatch.setattr(compose_resources, "_ROUTES", tmp_path / "route")
-    assert all(compose_resources._free_subnet(2).subnet_of(IPv4Network(free)) for _ in range(30))
-
-
-def test_no_room_at_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compose_resources, "_routed", lambda: list(compose_resources.RANGE.subnets(1)))
-    with pytest.raises(EnvironmentFailed, match="does not route elsewhere"):
-        compose_resources._free_subnet(2)
-
-
-def test_a_network_that_somebody_has_is_passed_by(
-    engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    choose = compose_resources._free_subnet
-    wanted = choose(1)
-    chosen = iter([wanted, wanted, wanted])  # the second network is told twice that it is taken
-    monkeypatch.setattr(compose_resources, "_free_subnet", lambda services: next(chosen, None) or choose(services))
-    labels = {"megaflow": settings.installation, ROLE: "environment"}
-    made = []
-    try:
-        for number in range(2):
-            made.append(make_network(engine, f"{settings.installation}-{number}", ["a"], labels, bridge=None))
-        assert [IPv4Address(net.addresses["a"]) in wanted for net in made] == [True, False]
-        assert next(chosen, None) is None
-    finally:
-        for net in made:
-            engine.api.remove_network(net.id)
-
-
 def test_grading_may_look_at_every_service_and_its_log(create: Create) -> None:
     environment = create(PAIR)
     environment.run(ASK, timeout_s=20)
@@ -443,23 +358,6 @@ def test_grading_may_look_at_every_service_and_its_log(create: Create) -> None:
     assert environment.logs()["db"].startswith(b"starting\n")
     with pytest.raises(EnvironmentFailed, match="no service 'nobody' in this environment; known: main, db"):
         environment.run_in("nobody", "true", timeout_s=5)
-
-
-def test_a_command_out_of_time_in_a_service_takes_none_of_the_services_own_processes(create: Create) -> None:
-    forks = (
-        "import os, time\nwhile True:\n  time.sleep(0.1)\n  os.path.exists('/go') and not os.path.exists('/ran') and "
-    )
-    forks += "(open('/ran', 'w').close(), os.fork() or os.execvp('sleep', ['sleep', '4321']))\n"
-    environment = create(
-        "services: {main: {image: BASE}, db: {image: BASE, command: [python3, /srv/f.py], "
-        "volumes: ['./f.py:/srv/f.py:ro']}}",
-        files={"f.py": forks.encode()},
-    )
-    slow = environment.run_in("db", "sleep 8765 & touch /go; sleep 8765", timeout_s=1.5)
-    assert slow.timed_out
-    running = environment.run_in("db", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '", timeout_s=20).text()
-    assert "4321" in running
-    assert "8765" not in running
 
 
 def test_a_reset_makes_the_whole_project_anew_and_says_so(create: Create, engine: Engine, settings: Settings) -> None:
@@ -481,11 +379,6 @@ def test_a_reset_makes_the_whole_project_anew_and_says_so(create: Create, engine
     names = {one["Names"][0] for one in engine.api.containers(filters={"label": f"megaflow={settings.installation}"})}
     assert all(str(tags.attempt_id) in name for name in names)
     assert environment.describe()["origin"] == "recycled"
-
-
-def test_a_main_service_with_a_volume_is_never_called_clean(create: Create) -> None:
-    environment = create("services: {main: {image: BASE, volumes: ['kept:/data']}}\nvolumes: {kept: }")
-    assert not environment.reset().clean
 
 
 def test_a_reset_that_fails_is_not_called_clean(create: Create) -> None:
@@ -523,21 +416,6 @@ def test_an_end_leaves_nothing_also_twice_and_from_another_thread(
         environment.run_in("db", "true", timeout_s=5)
 
 
-def test_an_end_in_the_middle_of_a_reset_leaves_nothing(create: Create, engine: Engine, settings: Settings) -> None:
-    environment = create(
-        "services: {main: {image: BASE}, db: {image: BASE, command: [sleep, '60'], network_mode: none}}"
-    )
-    start_again = environment._start_again
-
-    def ended_before_they_start(deadline: float) -> None:
-        environment.destroy()
-        start_again(deadline)
-
-    environment._start_again = ended_before_they_start
-    assert not environment.reset().clean
-    assert left(engine, settings) == []
-
-
 def test_what_a_killed_worker_left_is_removed_by_its_labels(create: Create, engine: Engine, settings: Settings) -> None:
     kept, lost = create(PAIR), create(PAIR)
     living, ended = (one._resources.tags.instance_id for one in (kept, lost))
@@ -555,30 +433,6 @@ def test_what_a_killed_worker_left_is_removed_by_its_labels(create: Create, engi
     assert [one.remove(engine) for one in shared(engine, settings.installation)] == [True, True]
     kept.destroy()
     assert left(engine, settings) == []
-
-
-def test_what_belongs_to_a_project_that_is_kept_or_being_made_is_not_swept(
-    create: Create, engine: Engine, settings: Settings
-) -> None:
-    kept, made = create(PAIR), create(PAIR)
-    living = {one._resources.tags.instance_id for one in (kept, made)}
-    for container in kept.created_resources().containers:  # then nothing of it is in use
-        engine.api.kill(container)
-    of_kept, of_made = kept.created_resources(), made.created_resources()
-    for container in of_made.containers:
-        engine.remove(container)
-    assert Sweeper(settings).sweep(living).removed == 0
-    assert (kept.created_resources(), made.created_resources()) == (
-        of_kept,
-        CreatedResources((), of_made.networks, of_made.volumes),
-    )
-    made.destroy()
-    kept.destroy()
-    late = create(PAIR, deadline_s=-10)
-    for container in late.created_resources().containers:
-        engine.remove(container)
-    assert Sweeper(settings).sweep({late._resources.tags.instance_id}).removed == 2
-    assert late.created_resources().none
 
 
 SHOP = """
@@ -657,3 +511,37 @@ def test_an_open_network_without_an_engine_is_refused_with_a_word_on_it(settings
     with pytest.raises(EngineUnavailable, match=expected) as found:
         provider.create(spec, tags_of(settings.installation), timeout_s=5)
     assert ("`allowlist` takes none" in str(found.value)) == (available(nowhere) is None)
+
+
+def test_a_service_that_fills_the_disk_while_it_starts_is_ended_too(
+    create: Create, engine: Engine, settings: Settings
+) -> None:
+    fills = f"command: [sh, -c, '{FILL.format(place='/srv')}'], healthcheck: {{test: 'false', interval: 60s}}"
+    needs = "depends_on: {db: {condition: service_healthy}}"
+    with pytest.raises(EnvironmentOverLimit, match="disk limit"):
+        create(
+            f"services: {{main: {{image: BASE, {needs}}}, db: {{image: BASE, {fills}}}}}",
+            resources=SMALL.model_copy(update={"disk_bytes": 64 * MIB}),
+            timeout_s=40,
+        )
+    assert left(engine, settings) == []
+
+
+def test_a_main_service_with_a_volume_is_never_called_clean(create: Create) -> None:
+    environment = create("services: {main: {image: BASE, volumes: ['kept:/data']}}\nvolumes: {kept: }")
+    assert not environment.reset().clean
+
+
+def test_an_end_in_the_middle_of_a_reset_leaves_nothing(create: Create, engine: Engine, settings: Settings) -> None:
+    environment = create(
+        "services: {main: {image: BASE}, db: {image: BASE, command: [sleep, '60'], network_mode: none}}"
+    )
+    start_again = environment._start_again
+
+    def ended_before_they_start(deadline: float) -> None:
+        environment.destroy()
+        start_again(deadline)
+
+    environment._start_again = ended_before_they_start
+    assert not environment.reset().clean
+    assert left(engine, settings) == []

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from app.environments.runtimes.compose import resources as compose_resources
 from app.environments.runtimes.compose.environment import ComposeEnvironment
 from app.environments.runtimes.compose.resources import BOUNDED_APART, shared
 from app.environments.sweeper import Sweeper
@@ -110,13 +109,6 @@ def test_services_have_twice_their_tasks_processes_and_processors_together(held:
     assert quotas
 
 
-@pytest.mark.parametrize("cpus", [0.29, 0.1 + 0.2, 1.1, 64.0])
-def test_a_service_may_have_as_many_processors_as_its_task(held: Create, cpus: float) -> None:
-    """The kernel refuses one that may have more than the group around it."""
-    environment = held(PAIR, resources=MOST.model_copy(update={"cpus": cpus}))
-    assert environment.run("true", timeout_s=20).ok
-
-
 def test_a_reset_leaves_all_in_their_group_and_an_end_takes_it_away(held: Create, engine: Engine) -> None:
     environment = held(PAIR)
     assert groups_of(engine, environment) == [True, True]
@@ -139,18 +131,6 @@ def test_what_a_killed_worker_left_goes_with_its_group_and_what_is_kept_has_its_
     assert kept.run("true", timeout_s=20).ok
 
 
-def test_a_worker_that_is_killed_before_its_first_container_leaves_no_group_either(
-    held: Create, engine: Engine, settings: Settings
-) -> None:
-    environment = held(PAIR)
-    for container in environment.created_resources().containers:
-        engine.remove(container)
-    environment._resources.create_cgroup()
-    assert folders(environment) != []
-    assert [part.remove(engine) for part in shared(engine, settings.installation)] == [True]
-    assert folders(environment) == []
-
-
 def test_where_no_group_can_be_made_services_are_bounded_one_by_one_and_the_record_says_so(
     create: Create, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,8 +144,13 @@ def test_where_no_group_can_be_made_services_are_bounded_one_by_one_and_the_reco
     assert folders(environment) == []
 
 
-def test_an_engine_that_leaves_its_groups_to_systemd_is_told_of_none(
-    create: Create, engine: Engine, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_that_is_killed_before_its_first_container_leaves_no_group_either(
+    held: Create, engine: Engine, settings: Settings
 ) -> None:
-    monkeypatch.setitem(engine.about, "CgroupDriver", "systemd")
-    assert compose_resources.make_cgroup(engine, "0123", MOST) is None
+    environment = held(PAIR)
+    for container in environment.created_resources().containers:
+        engine.remove(container)
+    environment._resources.create_cgroup()
+    assert folders(environment) != []
+    assert [part.remove(engine) for part in shared(engine, settings.installation)] == [True]
+    assert folders(environment) == []

@@ -10,8 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +28,6 @@ DEMO = ROOT / "app" / "datasets" / "demo"
 BASE_FOLDER = ROOT / "worker_images" / "base"
 BASE_IMAGE = "megaflow/base:bookworm"
 ROWS = {row["instance_id"]: row for row in map(json.loads, (DEMO / "swebench" / "rows.jsonl").read_text().splitlines())}
-TASKS = {folder.name: folder for folder in sorted((DEMO / "tasks").iterdir()) if folder.is_dir()}
 
 
 def docker(*arguments: str, given: str | None = None, check: bool = True) -> str:
@@ -178,40 +176,3 @@ def test_the_rows_are_what_the_recipe_measures_on_this_host(tmp_path: Path, caps
     finally:
         os.umask(before)
     assert code == 0, capsys.readouterr().err
-
-
-def local_reward(task: Path, place: Path, act: Callable[[dict[str, str]], object]) -> float:
-    """The folder's way on a host: same scripts, other folders."""
-    variables = {
-        **os.environ,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "WORKDIR": str(place / "app"),
-        "LOGS_DIR": str(place / "logs"),
-        "TESTS_DIR": str(task / "tests"),
-        "SOLUTION_DIR": str(task / "solution"),
-    }
-    subprocess.run(["sh", str(task / "environment" / "setup.sh")], env=variables, check=True)
-    act(variables)
-    subprocess.run(["bash", str(task / "tests" / "test.sh")], env=variables, cwd=place / "app", capture_output=True)
-    (written,) = (place / "logs" / "verifier").glob("reward.*")
-    told = json.loads(written.read_text())
-    return float(told["reward"] if isinstance(told, dict) else told)
-
-
-@pytest.mark.extra
-@pytest.mark.parametrize("name", TASKS)
-def test_a_folder_works_the_same_in_a_folder_of_the_host(name: str, tmp_path: Path) -> None:
-    task = TASKS[name]
-
-    def solve(variables: dict[str, str]) -> None:
-        subprocess.run(["bash", str(task / "solution" / "solve.sh")], env=variables, check=True)
-
-    def follow_the_script(variables: dict[str, str]) -> None:
-        for turn in script_of(name):
-            subprocess.run(
-                ["bash", "-c", turn["command"]], env=variables, cwd=variables["WORKDIR"], capture_output=True
-            )
-
-    assert local_reward(task, tmp_path / "nop", lambda _: None) == 0.0
-    assert local_reward(task, tmp_path / "oracle", solve) == 1.0
-    assert local_reward(task, tmp_path / "script", follow_the_script) == 1.0

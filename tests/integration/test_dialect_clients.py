@@ -222,14 +222,3 @@ def test_anthropic_understands_a_refusal(
     with pytest.raises(expected) as refused:
         anthropic_client.messages.create(**MESSAGES)
     assert ("prompt is too long" in str(refused.value)) == (status == 400)
-
-
-def test_anthropic_sees_an_error_in_the_middle_of_a_stream(
-    server: _Server, anthropic_client: anthropic.Anthropic
-) -> None:
-    server.play = _broken_off
-    with (
-        pytest.raises(anthropic.APIStatusError, match="engine went away"),
-        anthropic_client.messages.stream(**MESSAGES) as stream,
-    ):
-        stream.get_final_message()

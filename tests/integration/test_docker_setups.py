@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.environments.contract import Tags
 from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.session import transports
 from app.errors import SetupFailed
@@ -72,31 +71,6 @@ def test_what_stands_on_a_set_up_can_be_reset_to_it(create: Create) -> None:
         assert out(environment, "cat /etc/made") == made
         assert not environment.run("test -e /etc/other", timeout_s=20).ok
         environment.destroy()
-
-
-def test_users_folders_and_variables_are_as_without_a_kept_set_up(create: Create, engine: Engine) -> None:
-    first = create(setup=(once(),), env={"GIVEN": "by the task"})
-    again = create(setup=first._spec.setup, env={"GIVEN": "by the task"})
-    plain = create(env={"GIVEN": "by the task"})
-    tell = "id; pwd; env | grep -v ^HOSTNAME= | sort; umask"
-    assert out(first, tell) == out(again, tell) == out(plain, tell)
-    assert again.describe()["image_id"] == plain.describe()["image_id"]
-    labels = engine.api.inspect_container(again.id)["Config"]["Labels"]
-    assert labels["megaflow.attempt"] != engine.api.inspect_container(first.id)["Config"]["Labels"]["megaflow.attempt"]
-
-
-def test_a_kept_set_up_passes_no_labels_on(
-    provider: DockerProvider, engine: Engine, base_image_tag: str, settings: Settings
-) -> None:
-    spec = EnvironmentSpec(image=base_image_tag, setup=(once(),))
-    trial = Tags.without_attempt(settings.installation, uuid.uuid4(), tags_of(settings.installation).deadline_unix_s)
-    made = [provider.create(spec, tags, timeout_s=60) for tags in (trial, tags_of(settings.installation))]
-    labels = [engine.api.inspect_container(one.id)["Config"]["Labels"] for one in made]
-    assert not labels[0].get("megaflow.attempt")
-    assert labels[1]["megaflow.attempt"]
-    assert labels[1]["megaflow.instance"] != str(trial.instance_id)
-    for one in made:
-        one.destroy()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.environments.contract import Forward, Serve
 from app.environments.networks import PROXY_PORT, Egress, addresses, allowlist, http_proxy, open_egress
 from app.models.spec import EnvironmentSpec, Network
 from tests.integration.egress_servers import Server, certified, listening, serving
@@ -109,14 +108,6 @@ def test_a_tunnel_carries_tls_that_ends_at_the_server(place: Place, allow: Open,
         assert counts(egress, f"localhost:{server.port}") == {"connections": 1}
 
 
-def test_what_is_said_right_behind_connect_is_not_lost(place: Place, allow: Open) -> None:
-    with listening() as server:
-        allow(f"127.0.0.1:{server.port}")
-        with place.connect(PROXY_PORT) as connection:
-            connection.sendall(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\nHost: x\r\n\r\nearly" % server.port)
-            assert server.accept().recv(5) == b"early"
-
-
 def test_a_refused_host_is_told_what_to_do_in_the_line_that_clients_show(place: Place, allow: Open) -> None:
     egress = allow("index.test", "*.example.org")
     for text in (
@@ -198,17 +189,6 @@ def test_what_no_proxy_can_serve_gets_an_answer_and_nothing_else(
     assert say(place, text)[0] == status
 
 
-def test_many_requests_to_several_hosts_go_over_one_connection(place: Place, server: Server, allow: Open) -> None:
-    with serving() as other:
-        allow(f"localhost:{server.port}", f"localhost:{other.port}")
-        with closing(http.client.HTTPConnection("127.0.0.1", PROXY_PORT, timeout=LONGEST_WAIT_S)) as made:
-            made.sock = place.connect(PROXY_PORT)
-            for port in (server.port, server.port, other.port, server.port):
-                made.request("GET", f"http://localhost:{port}/")
-                assert json.load(made.getresponse())["headers"]["Host"] == f"localhost:{port}"
-        assert (len(server.connections), len(other.connections)) == (2, 1)
-
-
 def test_an_idle_tunnel_is_ended(place: Place, allow: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allowlist, "IDLE_S", 0.2)
     with listening() as server:
@@ -233,24 +213,6 @@ def test_a_request_that_trickles_is_ended(place: Place, allow: Open, monkeypatch
         eventually(lambda: forward_threads() == ["forward-accept"])
 
 
-def test_made_up_names_do_not_fill_our_memory(place: Place, allow: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.environments.networks.egress._MOST_HOSTS", 3)
-    egress = allow("index.test")
-    for number in range(6):
-        say(place, b"CONNECT host%d.test:443 HTTP/1.1\r\nHost: x\r\n\r\n" % number)
-    hosts = egress.describe()["hosts"]
-    assert len(hosts) == 4
-    assert hosts["(others)"] == {"refused": 3}
-
-
-def test_other_policies_have_no_proxy() -> None:
-    def forwarded(port: int, serve: Serve) -> Forward:
-        raise AssertionError("nothing is opened")
-
-    for network in (Network.NONE, Network.MODEL_ONLY, Network.OPEN):
-        assert open_egress(EnvironmentSpec(image="any", network=network), forwarded) is None
-
-
 def test_a_list_of_all_hosts_is_refused_before_anything_is_made() -> None:
     with pytest.raises(ValidationError, match="network `open`"):
         EnvironmentSpec(image="any", network=Network.ALLOWLIST, allowed_hosts=("*",))
@@ -260,3 +222,13 @@ def _trickle(connection: socket.socket) -> None:
     for _ in range(100):
         connection.sendall(b"x")
         time.sleep(0.02)
+
+
+def test_made_up_names_do_not_fill_our_memory(place: Place, allow: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.environments.networks.egress._MOST_HOSTS", 3)
+    egress = allow("index.test")
+    for number in range(6):
+        say(place, b"CONNECT host%d.test:443 HTTP/1.1\r\nHost: x\r\n\r\n" % number)
+    hosts = egress.describe()["hosts"]
+    assert len(hosts) == 4
+    assert hosts["(others)"] == {"refused": 3}

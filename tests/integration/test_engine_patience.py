@@ -176,11 +176,6 @@ def several(fixture: Fixture, base_image_tag: str, tmp_path: Path) -> Iterator[F
     sweep_all(engine)
 
 
-def test_services_are_judged_while_their_engine_is_there(several: Fixture) -> None:
-    reason, row = several.attempt(patience_s=1.0)
-    assert (reason, row.verdict["reward"], row.failure) == (EndReason.SUBMITTED, 1.0, None)
-
-
 @pytest.mark.parametrize(("where", "act"), [(NopAgent, "run"), (ScriptGrader, "grade")], ids=["agent", "grader"])
 def test_what_an_absent_engine_kept_from_agent_or_grader_is_no_reward_of_zero(
     several: Fixture, proxy: EngineProxy, monkeypatch: pytest.MonkeyPatch, where: type, act: str

@@ -57,30 +57,6 @@ def test_percentiles_are_measured_values(database: Database) -> None:
     assert [phase for _, phase in found] == ["create", "start", "ready", "teardown"]
 
 
-def test_a_reset_counts_for_the_one_that_gave_it_back_and_is_nothing_that_the_next_waited_for(
-    database: Database,
-) -> None:
-    run_id = a_run(database)
-    used(database, run_id, {"create": 0.1}, reset={"clean": True, "took_s": 0.07})
-    used(database, run_id, {"hand_out": 0.002}, path="recycled", reset={"error": "gone"}, after={"teardown": 0.03})
-    found = by_phase(phase_times.table(database))
-    assert (found["cold", "reset"].count, found["cold", "reset"].p50_s) == (1, 0.07)
-    assert found["cold", "ready"].p50_s == pytest.approx(0.101)
-    assert ("recycled", "reset") not in found
-    assert found["recycled", "ready"].p50_s == pytest.approx(0.003)
-
-
-def test_images_that_were_pulled_or_built_are_told_apart(database: Database) -> None:
-    run_id = a_run(database)
-    used(database, run_id, {"image": 0.001, "create": 0.1})
-    used(database, run_id, {"image": 7.0, "create": 0.1}, image_by="pull")
-    used(database, run_id, {"image": 90.0, "create": 0.1}, image_by="build")
-    found = by_phase(phase_times.table(database))
-    expected = {"image": (3, 7.0), "pull": (1, 7.0), "build": (1, 90.0)}
-    assert {phase: (found["cold", phase].count, found["cold", phase].p50_s) for phase in expected} == expected
-    assert [phase for _, phase in found] == ["image", "pull", "build", "create", "ready"]
-
-
 def test_an_environment_for_the_grading_counts_too(database: Database) -> None:
     used(database, a_run(database), {"create": 0.1}, path="recycled", grading={"create": 0.3})
     found = by_phase(phase_times.table(database))
@@ -98,29 +74,6 @@ def test_what_never_came_is_told_by_a_path_of_its_own(database: Database) -> Non
     assert [found["oci", "failed", phase].p50_s for phase in ("image", "pull", "ready")] == [30.0, 30.0, 30.1]
     assert found["docker", "cold", "image"].p99_s == 0.01
     assert ("docker", "cold", "pull") not in found
-
-
-def test_an_attempt_without_a_recorded_teardown_counts_with_what_it_has(database: Database) -> None:
-    task_id = a_task(database, a_run(database), state="running")
-    told = {"kind": "oci", "path": "cold", "phases": {"create": 0.5}, "ready_s": 0.6}
-    an_attempt(database, task_id, state="running", claimed_at=ago(5), environment=told)
-    an_attempt(database, a_task(database, a_run(database)), state="error", environment={"image": "x"})
-    (create, ready) = phase_times.table(database)
-    assert (create.kind, create.phase, create.count, ready.phase) == ("oci", "create", 1, "ready")
-
-
-def test_one_whose_kind_was_lost_spoils_neither_the_table_nor_the_metrics(
-    settings: Settings, database: Database
-) -> None:
-    """Its attempt was taken away while it was made: what it was is not on record, what it cost is."""
-    torn = {"agent": {"path": "cold", "phases": {"create": 0.5}, "ready_s": 0.6}}
-    task_id = a_task(database, a_run(database), state="failed", finished_at=ago(60))
-    ended = {"claimed_at": ago(90), "finished_at": ago(60), "end_reason": "lost"}
-    an_attempt(database, task_id, state="lost", environment={"teardown": torn}, **ended)
-    used(database, a_run(database), {"create": 0.2})
-    found = {(one.kind, one.phase): one.p50_s for one in phase_times.table(database)}
-    assert (found["unknown", "create"], found["docker", "create"]) == (0.5, 0.2)
-    assert 'kind="unknown"' in exposition(settings, database)
 
 
 def samples(text: str) -> dict[str, float]:
@@ -179,14 +132,6 @@ def test_what_ended_is_counted_once_and_added_to(settings: Settings, database: D
     assert counts() == (1, 1)
     one_more(2000.0)
     assert counts() == (2, 2)
-
-
-def test_the_newest_wait_for_their_teardown(settings: Settings, database: Database) -> None:
-    run_id = a_run(database)
-    used(database, run_id, {"create": 0.1}, ago_s=0)
-    used(database, run_id, {"create": 0.1}, ago_s=60)
-    (ended,) = [f for f in LedgerCollector(settings, database).collect() if f.name == "megaflow_attempts_ended"]
-    assert [sample.value for sample in ended.samples] == [1]
 
 
 def test_without_a_database_only_that_is_said(settings: Settings) -> None:

@@ -19,7 +19,6 @@ import pytest
 from app.artifacts.folder import FolderStore
 from app.errors import SampleRefused, UnknownName
 from app.experience.http import HttpExperience
-from app.experience.server import token_of
 from app.ledger import experience
 from app.ledger.database import Database
 from app.ledger.experience import ExperienceCounts
@@ -166,13 +165,3 @@ def test_what_is_wrong_is_refused_by_name(server: Server, database: Database, st
         another.release()
     _client(server, run_id).release()
     assert another.next_batch(1) is not None
-
-
-def test_a_kept_token_that_is_empty_is_made_anew(settings: Settings) -> None:
-    file = settings.home / "run" / "experience_token"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
-    made = token_of(settings)
-    assert (token_of(settings), file.stat().st_mode & 0o777, len(made) >= 16) == (made, 0o600, True)
-    file.write_text("")
-    assert len(token_of(settings)) >= 16

@@ -13,7 +13,6 @@ from app.ledger.database import DISPATCHER, Database, Leadership
 from app.ledger.stories import CurrentState, RunStory, Share, TaskStory
 from app.settings import Settings
 from tests.building import new_id
-from tests.integration.command import CommandLine
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, insert
 from tests.services import MakeSettings
 
@@ -84,12 +83,6 @@ def test_nothing_binds_while_there_is_room_and_somebody_decides(
     assert (now.doing, now.bounds) == ("waits for its turn", ())
 
 
-def test_that_nobody_dispatches_is_said(database: Database, asking: Asking) -> None:
-    now = asking.now(a_task(database, a_run(database)))
-    assert "no dispatcher decides" in now.doing
-    assert "megaflow up" in now.doing
-
-
 def test_a_user_at_their_quota_of_running_attempts_waits_for_it(database: Database, asking: Asking) -> None:
     classes.set_class(database, "gpu", ephemeral_capacity=10, pool_max=1)
     insert(database, "quotas", user_name="alice", running=2)
@@ -100,19 +93,6 @@ def test_a_user_at_their_quota_of_running_attempts_waits_for_it(database: Databa
     (found,) = asking.now(task_id).bounds
     assert (found.limit, found.used, found.capacity) == ("quota:running:alice", 2, 2)
     assert found.help == "megaflow quota set alice --running 4"
-
-
-def test_a_user_at_their_quota_of_instances_waits_for_it_and_others_do_not(
-    database: Database, asking: Asking, leader: Leadership
-) -> None:
-    classes.set_class(database, "standard", ephemeral_capacity=5)
-    insert(database, "quotas", user_name="alice", instances=1)
-    task_id = a_task(database, a_run(database))
-    live(database, 2, user="bob")
-    assert asking.limits(task_id) == []
-    live(database, 1, user="alice")
-    assert asking.limits(task_id) == ["quota:instances:alice"]
-    assert asking.limits(a_task(database, a_run(database, user="carol"), user="carol")) == []
 
 
 def test_a_user_who_has_spent_their_quota_waits_for_it(database: Database, asking: Asking) -> None:
@@ -253,13 +233,6 @@ def test_a_running_task_names_the_semaphore_that_it_waits_for_and_who_holds_it(
     assert found.help == "megaflow limits set environment_starts:host-1 2"
 
 
-def test_a_running_task_that_was_told_to_stop_says_so(database: Database, asking: Asking) -> None:
-    told = {"cancel_requested_at": ago(5), "cancel_reason": "expired"}
-    task_id = a_task(database, a_run(database), state="running", attempts=1, **told)
-    an_attempt(database, task_id, state="running", phases={"claimed": ago(10)}, dispatched_at=ago(11))
-    assert f"told to stop at {ago(5):%H:%M:%S} UTC (expired)" in asking.now(task_id).doing
-
-
 def a_finished_task(database: Database, run_id: UUID, **values: object) -> UUID:
     """Accepted 200 s ago, lost in its environment, run again to the end: 100 s in line, 4 of them between the two."""
     times = {"accepted_at": ago(200), "available_at": ago(67), "finished_at": ago(10)}
@@ -306,16 +279,6 @@ def test_a_finished_task_says_where_its_time_went_and_what_it_waited_for(databas
     assert story.waits[0] == Share("slots:ephemeral.standard", 50.0)
 
 
-def test_time_in_a_pause_that_is_over_is_accounted_for(database: Database, asking: Asking) -> None:
-    run_id, other = a_run(database), a_run(database, name="other")
-    task_id = a_finished_task(database, run_id)
-    star = {"user_name": "*", "mode": "*", "resource_class": "*"}
-    bound(database, f"pause:run:{run_id}", 180, 120, **star)
-    bound(database, f"pause:run:{other}", 180, 120, **star)
-    first = asking.task(task_id).tries[0].steps[0]
-    assert first.waits == (Share(f"pause:run:{run_id}", 60.0),)
-
-
 def test_a_run_is_summed_up(database: Database, asking: Asking) -> None:
     run_id = a_run(database, total=7)
     slow = a_finished_task(database, run_id, accepted_at=ago(400), name="slow-one")
@@ -348,39 +311,14 @@ def test_a_run_is_summed_up(database: Database, asking: Asking) -> None:
     assert now.bounds[0].help == "megaflow classes set standard --ephemeral 4"
 
 
-def test_people_read_what_binds_and_what_would_help(database: Database, megaflow: CommandLine) -> None:
-    live(database, 2)
-    bound(database, "slots:ephemeral.standard", 60, None)
+def test_a_user_at_their_quota_of_instances_waits_for_it_and_others_do_not(
+    database: Database, asking: Asking, leader: Leadership
+) -> None:
+    classes.set_class(database, "standard", ephemeral_capacity=5)
+    insert(database, "quotas", user_name="alice", instances=1)
     task_id = a_task(database, a_run(database))
-    printed = megaflow("explain", task_id)
-    assert "waits for slots:ephemeral.standard" in printed
-    assert f"slots:ephemeral.standard 2 of 2, binding since {ago(60):%H:%M:%S}" in printed
-    assert "what would help: `megaflow classes set standard --ephemeral 3`" in printed
-    assert "place 1 of 1 in its user's line" in printed
-
-
-def test_a_programme_reads_the_same_as_json(database: Database, megaflow: CommandLine) -> None:
-    run_id = a_run(database, total=1)
-    task_id = a_finished_task(database, run_id)
-    told = megaflow.json("explain", task_id)
-    assert datetime.fromisoformat(told["tries"][0]["steps"][0]["begin"]) == ago(200)
-    assert [share["name"] for share in told["phases"]][:2] == ["queue", "start"]
-    summed = megaflow.json("explain", "night")
-    assert (summed["run_id"], summed["retries"]) == (str(run_id), [["lost", 1]])
-    a_task(database, run_id, resource_class="gpu")
-    (line,) = megaflow.json("explain", "night")["now"]
-    assert line["line"] == {"user_name": "alice", "mode": "ephemeral", "resource_class": "gpu"}
-    assert line["bounds"][0]["limit"] == "class:gpu"
-
-
-def test_people_read_the_summary_of_a_run(database: Database, megaflow: CommandLine) -> None:
-    run_id = a_run(database, total=2)
-    a_finished_task(database, run_id)
-    a_task(database, run_id, name="[red]odd")
-    live(database, 2)
-    printed = megaflow("explain", "night")
-    assert "2 tasks: 1 pending, 1 succeeded" in printed
-    assert "1 task(s) of ephemeral.standard wait for" in printed
-    assert "megaflow classes set standard --ephemeral 3" in printed
-    assert "[red]odd" in printed
-    assert "1 × lost" in printed
+    live(database, 2, user="bob")
+    assert asking.limits(task_id) == []
+    live(database, 1, user="alice")
+    assert asking.limits(task_id) == ["quota:instances:alice"]
+    assert asking.limits(a_task(database, a_run(database, user="carol"), user="carol")) == []

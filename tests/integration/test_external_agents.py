@@ -126,13 +126,6 @@ def test_it_acts_over_the_bridge(run: Run, environment: Environment) -> None:
     assert environment.get("/testbed/deep/x.bin") == bytes(range(256))
 
 
-def test_one_that_needs_no_model_is_given_none(run: Run) -> None:
-    report = run('[ -z "$MEGAFLOW_MODEL_KEY" ] && ' + result(), needs_model=False)
-    assert report.end_reason is EndReason.SUBMITTED, report
-    assert report.files is not None
-    assert json.loads((report.files / "job.json").read_text())["model"] is None
-
-
 def test_inside_it_acts_by_itself(run: Run, environment: Environment) -> None:
     script = 'echo changed > inside.txt; cd "$(dirname "$1")"; ' + result(steps=1)
     report = run(script, placement="inside")

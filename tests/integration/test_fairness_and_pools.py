@@ -20,7 +20,7 @@ from app.models.spec import Mode
 from app.models.states import InstanceState, TaskState
 from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
-from tests.building import RETRY, a_spec, accepted, claimed, dispatched, failed, ready_instance, taken
+from tests.building import RETRY, a_spec, accepted, claimed, dispatched, failed, ready_instance
 from tests.integration.rows import every, one, write
 from tests.integration.test_scheduling import World, dispatcher, world
 from tests.services import MakeSettings
@@ -89,15 +89,6 @@ def test_a_group_that_has_started_goes_before_one_that_has_not(dispatcher: Dispa
     states = [task.state for task in results.results(database, run.task_ids)]
     assert states[10:] == [TaskState.ADMITTED] * 2  # the rest of the begun group, then the first one
     assert states[:4] == [TaskState.ADMITTED] * 4
-
-
-def test_a_delayed_run_waits_for_its_time(dispatcher: Dispatcher, database: Database) -> None:
-    run = submit(database, "a", 2, available_at=datetime.now(UTC) + timedelta(seconds=3600))
-    dispatcher.pass_once()
-    assert results.run_status(database, run.run_id).states == {"pending": 2}
-    write(database, "UPDATE tasks SET available_at = clock_timestamp()")
-    dispatcher.pass_once()
-    assert results.run_status(database, run.run_id).states == {"admitted": 2}
 
 
 def test_a_paused_run_waits_also_when_one_of_its_tasks_comes_back(dispatcher: Dispatcher, database: Database) -> None:
@@ -198,19 +189,6 @@ def test_a_loss_in_company_blames_nobody_and_sets_each_apart(database: Database)
     assert [tuple(row) for row in rows] == [("pending", 0, "ephemeral")] * 2
 
 
-def test_a_loss_alone_counts(database: Database) -> None:
-    claim = claimed(database, max_attempts=1)
-    assert instances.exited(database, claim.instance_id, -9, "killed", RETRY)
-    assert results.state_of(database, claim.task_id) is TaskState.FAILED
-
-
-def test_a_claim_whose_answer_was_lost_is_found_again(database: Database) -> None:
-    claim = claimed(database)
-    assert attempts.held_by(database, claim.instance_id) == [claim]
-    other: UUID = ready_instance(database)
-    assert attempts.held_by(database, other) == []
-
-
 def test_many_are_claimed_and_finished_at_once_and_each_only_by_its_own(database: Database) -> None:
     run = accepted(database, 3, mode=Mode.EPHEMERAL)
     messages = [item.message for item in dispatched(database, run, Mode.EPHEMERAL)]
@@ -219,18 +197,6 @@ def test_many_are_claimed_and_finished_at_once_and_each_only_by_its_own(database
     claims = attempts.claim_many(database, requests, lease_s=30)
     assert Counter(claim.instance_id for claim in claims) == {one: 1, two: 1}
     assert attempts.claim_many(database, requests, lease_s=30) == []
-
-
-def test_specs_that_make_room_for_others_are_not_missing_in_the_same_claim(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attempts, "_specs", {})
-    monkeypatch.setattr(attempts, "_MOST_SPECS", 1)
-    run = accept.accept(database, NewRun(specs=[a_spec("a"), a_spec("b")], replicas=2))
-    messages, instance = [item.message for item in dispatched(database, run)], ready_instance(database)
-    assert attempts.claim(database, messages[2], instance, lease_s=30) is not None
-    requests = [attempts.ClaimRequest(message, instance) for message in (messages[0], messages[3])]
-    assert {one.spec.task.name for one in attempts.claim_many(database, requests, lease_s=30)} == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -244,36 +210,6 @@ def test_specs_that_make_room_for_others_are_not_missing_in_the_same_claim(
 def test_a_deadline_in_the_past_or_without_a_zone_or_too_far_is_refused(database: Database, deadline: datetime) -> None:
     with pytest.raises(SpecInvalid, match="deadline"):
         submit(database, "a", 1, deadline_at=deadline)
-
-
-def test_what_lost_its_turn_goes_before_everything_else_of_its_priority(
-    dispatcher: Dispatcher, database: Database, world: World
-) -> None:
-    submit(database, "crowd", 1, replicas=20)
-    submit(database, "small", 4)
-    dispatcher.pass_once()
-    assert live_by_user(database) == {"crowd": 3, "small": 3}
-    first = world.launched[0].instance_id
-    instances.ready(database, first)
-    unlucky = taken(database, world.sent[0].message, first)
-    instances.exited(database, unlucky.instance_id, 137, "killed", RETRY)
-    submit(database, "late", 5)  # holds nothing yet: fair share alone would let it go first
-    world.sent.clear()
-    dispatcher.pass_once()
-    task = "SELECT attempts, state FROM tasks WHERE id = :id"
-    assert tuple(one(database, task, id=unlucky.task_id)) == (2, "admitted")
-    assert live_by_user(database)["late"] == 0
-
-
-def test_a_loss_in_company_sets_nobody_apart_who_may_have_no_instance(database: Database) -> None:
-    quotas.set_quota(database, "default", instances=0)
-    instance = ready_instance(database)
-    dispatched(database, accepted(database, 2))
-    for _ in range(2):
-        assert attempts.claim_any(database, instance, lease_s=30) is not None
-    instances.exited(database, instance, 137, "killed", RETRY)
-    rows = every(database, "SELECT requested_mode, faults, state FROM tasks")
-    assert [tuple(row) for row in rows] == [("persistent", 1, "pending")] * 2
 
 
 def test_a_provider_that_is_down_is_asked_less_and_less_often(
@@ -297,50 +233,6 @@ def test_a_provider_that_is_down_is_asked_less_and_less_often(
     assert len(world.launched) == 1
 
 
-def test_a_pool_that_has_more_than_it_needs_shrinks_though_all_of_it_is_used_now_and_then(
-    dispatcher: Dispatcher, database: Database, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr("app.scheduling.pools.time.monotonic", lambda: clock[0])
-    classes.set_class(database, "standard", pool_min=0, pool_max=3, pool_slots=1, pool_cooldown_s=60.0)
-    accepted(database, 3)
-    dispatcher.pass_once()
-    held = []
-    for request in world.launched:
-        instances.ready(database, request.instance_id)
-    dispatcher.pass_once()
-    for request in world.launched:
-        claim = attempts.claim_any(database, request.instance_id, lease_s=600)
-        assert claim is not None
-        held.append(claim)
-    for claim in held[1:]:
-        failed(database, claim, EndReason.CANCELLED, permanent=True)
-    for _ in range(2):
-        dispatcher._kept_house_at = -10.0
-        dispatcher.pass_once()
-        assert {live.state for live in instances.live(database)} == {"ready"}
-        clock[0] += 59.0
-    clock[0] += 2.0
-    dispatcher._kept_house_at = -10.0
-    dispatcher.pass_once()
-    states = {live.id: live.state for live in instances.live(database)}
-    assert states.pop(held[0].instance_id) == "ready", "the one at work stays"
-    assert list(states.values()) == ["draining"] * 2
-
-
-def test_what_may_not_run_anyway_does_not_make_a_pool_grow(
-    dispatcher: Dispatcher, database: Database, world: World
-) -> None:
-    classes.set_class(database, "standard", pool_min=0, pool_max=9, pool_slots=1)
-    for user in ("bounded", "broke"):
-        specs = [a_spec(f"example-{n}", mode=Mode.PERSISTENT) for n in range(5)]
-        accept.accept(database, NewRun(specs=specs, user_name=user))
-    quotas.set_quota(database, "bounded", running=2)
-    quotas.set_quota(database, "broke", spend_usd=0.0)
-    dispatcher.pass_once()
-    assert len(world.launched) == 2
-
-
 def live_by_run(database: Database) -> Counter[UUID]:
     live = "a.state IN ('dispatched', 'running')"
     rows = every(database, f"SELECT t.run_id FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE {live}")
@@ -358,6 +250,13 @@ def test_a_bounded_run_keeps_to_its_bound_and_lets_others_of_its_line_pass(
     assert bindings(database) == {(f"quota:run:{bounded}", "alice")}
 
 
+def test_a_claim_whose_answer_was_lost_is_found_again(database: Database) -> None:
+    claim = claimed(database)
+    assert attempts.held_by(database, claim.instance_id) == [claim]
+    other: UUID = ready_instance(database)
+    assert attempts.held_by(database, other) == []
+
+
 def test_two_dispatchers_at_once_keep_to_a_runs_bound(database: Database, settings: Settings, world: World) -> None:
     bounded = submit(database, "alice", 1, replicas=50, max_running=3).run_id
     pair = [Dispatcher(database, settings, world.launch, world.publish) for _ in range(2)]
@@ -365,8 +264,3 @@ def test_two_dispatchers_at_once_keep_to_a_runs_bound(database: Database, settin
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(Dispatcher.pass_once, pair))
     assert live_by_run(database) == {bounded: 3}
-
-
-def test_a_bound_below_one_is_refused(database: Database) -> None:
-    with pytest.raises(SpecInvalid, match="at least 1 attempt"):
-        submit(database, "alice", 1, max_running=0)

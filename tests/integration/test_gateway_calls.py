@@ -227,23 +227,6 @@ async def test_a_worker_closes_the_session_when_all_is_on_record(make_settings: 
         assert g.notes.flushed
 
 
-async def test_a_worker_hears_of_waiting_that_is_not_over(make_settings: MakeSettings) -> None:
-    async with fixture(make_settings()) as g:
-        engine = g.app.routes.engine(g.engine.url)
-        engine.window.size = 0
-        call = asyncio.create_task(g.ask())
-        await g.knows(lambda: engine.window.waiting == 1)
-        with GatewayClient(g.url, "t1") as client:
-            first = await asyncio.to_thread(client.account)
-            second = await asyncio.to_thread(client.account)
-            assert 0 < first.waited_s < second.waited_s
-        engine.window.size = 1
-        engine.window._admit()
-        assert (await call)[0] == 200
-        await g.notes.until(1)
-        assert g.notes.last.waited_s[f"engine:{g.engine.url}"] >= second.waited_s
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_hangs_up_stops_the_engine(make_settings: MakeSettings, stream: bool) -> None:
     async with fixture(make_settings()) as g:
@@ -274,14 +257,6 @@ async def test_a_client_that_hangs_up_stops_the_engine(make_settings: MakeSettin
         assert g.app.routes.engine(g.engine.url).window.inside == 0
         g.engine.handler = g.engine.well
         assert (await g.ask())[0] == 200
-
-
-async def test_tokens_are_estimated_without_a_call(make_settings: MakeSettings) -> None:
-    async with fixture(make_settings()) as g:
-        status, said = await g.post("/v1/messages/count_tokens?beta=true", request(Dialect.MESSAGES))
-        assert status == 200
-        assert json.loads(said)["input_tokens"] > 5
-        assert g.notes.exchanges == [], "counting is no call"
 
 
 async def test_metrics_and_health_are_told(make_settings: MakeSettings) -> None:

@@ -49,31 +49,6 @@ async def test_a_busy_engine_is_waited_for(make_settings: MakeSettings) -> None:
             assert g.app.routes.engine(g.engine.url).window.size < 10, "it gets fewer at once from now on"
 
 
-async def test_patience_has_an_end(make_settings: MakeSettings) -> None:
-    async with fixture(make_settings(gateway_patience_s=0.8)) as g:
-        for dialect in Dialect:
-            g.anew()
-            g.engine.handler = says(429, "slow down")(g.engine)
-            async with g.http.post(
-                f"{g.url}/v1/{dialect.value}", json=request(dialect), headers={"x-api-key": "t1"}
-            ) as answer:
-                assert answer.status == 429
-                assert answer.headers["x-should-retry"] == "false"
-                assert (await answer.json())["error"]["message"]
-            await g.notes.until(1)
-            assert g.notes.last.end is CallEnd.UPSTREAM_BUSY
-            assert g.notes.last.end in ENGINE_FAULTS
-            assert g.notes.last.retries >= 1
-
-
-@pytest.mark.timeout(15)
-async def test_a_retry_after_beyond_the_patience_is_not_waited_for(make_settings: MakeSettings) -> None:
-    async with fixture(make_settings(gateway_patience_s=20)) as g:
-        g.engine.handler = says(429, headers={"retry-after": "3600"})(g.engine)
-        assert (await g.ask())[0] == 429
-        assert len(g.engine.seen) == 1
-
-
 async def test_a_crowd_is_let_in_as_the_engine_can_take_it(make_settings: MakeSettings) -> None:
     async with fixture(make_settings()) as g:
 
@@ -157,19 +132,6 @@ async def test_an_engine_that_hangs_is_left_after_its_time(make_settings: MakeSe
         await g.notes.until(1)
         assert g.notes.last.end is CallEnd.UPSTREAM_TIMEOUT
         assert g.app.routes.engine(g.engine.url).window.inside == 0
-
-
-async def test_a_slow_stream_is_no_hang(make_settings: MakeSettings) -> None:
-    async with fixture(make_settings(model_timeout_s=0.8)) as g:
-        wish = request(Dialect.MESSAGES, stream=True)
-
-        async def handler(request: web.Request) -> web.StreamResponse:
-            return await streamed(request, events(Dialect.MESSAGES, wish), pause_s=0.3)
-
-        g.engine.handler = handler
-        status, said = await g.post("/v1/messages", wish)
-        assert status == 200
-        assert said == b"".join(events(Dialect.MESSAGES, wish))
 
 
 async def test_a_stream_that_is_cut_ends_with_an_error(make_settings: MakeSettings) -> None:
@@ -309,17 +271,3 @@ async def test_an_attempt_stays_with_its_engine_until_that_is_gone(make_settings
                 assert exchange.replica == stayed[token].url
         for one in others:
             await one.stop()
-
-
-async def test_a_broken_engine_is_passed_over_where_there_is_another(make_settings: MakeSettings) -> None:
-    async with fixture(make_settings()) as g:
-        other = Engine()
-        await other.start()
-        await g.add(other.url)
-        broken, well = g.engine, other
-        broken.handler = says(500)(broken)
-        for token in (f"b{n}" for n in range(6)):
-            await asyncio.to_thread(an_attempt, g.database, token)
-            assert (await g.ask(token=token))[0] == 200
-        assert len(well.seen) == 6
-        await other.stop()

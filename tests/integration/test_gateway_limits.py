@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -16,8 +15,7 @@ from app.model_service.dialects import codec_for
 from app.model_service.gateway.waiting import LEVEL_S
 from app.models.engines import EngineKind
 from app.models.model_calls import Account, CallEnd, Dialect
-from app.models.spec import ModelChoice, Sampling, TaskSpec
-from tests.building import a_task
+from app.models.spec import ModelChoice, Sampling
 from tests.integration.gateway_fixture import (
     MODEL,
     Engine,
@@ -146,21 +144,6 @@ async def test_wishes_for_tokens_are_cut_and_smaller_ones_are_left(make_settings
             assert g.engine.seen[-1][2] == raw, "nothing to change, nothing changed"
 
 
-@pytest.mark.parametrize("by", ["attempt", "replica"])
-async def test_a_conversation_that_was_too_long_already_is_not_sent_again(make_settings: MakeSettings, by: str) -> None:
-    async with fixture(make_settings(), replica=False) as g:
-        await g.add(g.engine.url, context_tokens=None if by == "attempt" else 50)
-        await asyncio.to_thread(an_attempt, g.database, "t2", context_tokens=50 if by == "attempt" else None)
-        words = {"messages": [{"role": "user", "content": "Hello " * 40}]}
-        assert (await g.ask(token="t2", **words))[0] == 200, "nobody knows yet: the engine counts 100"
-        await g.notes.until(1)
-        assert (await g.ask(token="t2"))[0] == 200, "a shorter one may fit"
-        assert (await g.ask(token="t2", **words))[0] == 400
-        await g.notes.until(3)
-        assert g.notes.last.end is CallEnd.CONTEXT_EXHAUSTED
-        assert len(g.engine.seen) == 2
-
-
 async def test_a_swap_is_one_moment_and_calls_under_way_keep_their_version(make_settings: MakeSettings) -> None:
     async with fixture(make_settings(), replica=False) as g:
         await g.add(g.engine.url, upstream_model="weights-1", policy_version="v1")
@@ -211,17 +194,6 @@ async def test_a_drained_engine_keeps_its_attempts_and_gets_no_new_ones(make_set
         assert (await g.ask())[0] == 200
         assert len(other.seen) == 2, "gone is gone"
         await other.stop()
-
-
-async def test_a_star_takes_what_has_no_row(make_settings: MakeSettings) -> None:
-    async with fixture(make_settings(), replica=False) as g:
-        await g.add(g.engine.url, model="*", policy_version="any")
-        await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="something-else"))
-        for token, name in (("t1", MODEL), ("t2", "something-else")):
-            status, said = await g.ask(token=token, model=name)
-            assert (status, said["model"]) == (200, name)
-        await g.notes.until(2)
-        assert {one.policy_version for one in g.notes.exchanges} == {"any"}
 
 
 @pytest.mark.timeout(150)
@@ -311,14 +283,6 @@ async def test_an_attempts_own_bound_holds_and_nothing_changes_without_options(m
         assert g.engine.last["max_tokens"] == 100
 
 
-def test_sampling_is_part_of_a_specs_digest() -> None:
-    def digest(**more: Any) -> str:
-        return TaskSpec(task=a_task(), agent="nop", model=ModelChoice(name="m", **more)).digest()
-
-    assert digest() == digest(sampling=None) != digest(sampling=ALL)
-    assert ModelChoice.model_validate_json(ModelChoice(name="m", sampling=ALL).model_dump_json()).sampling == ALL
-
-
 async def _had(g: Fixture, token: str, model_s: float) -> None:
     """A running attempt whose calls were at engines for that long."""
     claim = await asyncio.to_thread(an_attempt, g.database, token)
@@ -355,25 +319,3 @@ async def test_engines_with_a_priority_are_told_of_it(make_settings: MakeSetting
         g.app.routes._table = dict.fromkeys(g.app.routes._table, own)
         assert (await g.ask(token="long", priority=-77))[0] == 200
         assert g.engine.last["priority"] == sign * 3, "the agent's own wish is no way past the others"
-
-
-async def test_an_engine_that_refuses_a_priority_is_asked_again_without_and_not_told_any_more(
-    make_settings: MakeSettings,
-) -> None:
-    async with fixture(make_settings()) as g:
-        await g.add(g.engine.url, "other", engine=EngineKind.VLLM)
-        own = g.app.routes._table["other"]
-        g.app.routes._table = dict.fromkeys(g.app.routes._table, own)
-
-        async def first_come_first_served(request: web.Request) -> web.StreamResponse:
-            if "priority" in json.loads(await request.read()):
-                error = {"message": "a priority was given, but the scheduler does not go by it"}
-                return web.json_response({"error": error}, status=400)
-            return await g.engine.well(request)
-
-        g.engine.handler = first_come_first_served
-        assert [(await g.ask())[0] for _ in range(3)] == [200, 200, 200]
-        assert ["priority" in json.loads(body) for _, _, body in g.engine.seen] == [True, False, False, False]
-        await g.notes.until(3)
-        assert g.notes.ends == {CallEnd.ANSWERED: 3}
-        assert [one.retries for one in g.notes.exchanges] == [0, 0, 0]

@@ -177,22 +177,6 @@ async def test_gateways_beside_each_other_share_limits_and_keep_to_their_attempt
             await second.end(signal.SIGKILL)
 
 
-async def test_of_several_gateways_each_refuses_the_attempts_of_the_others(make_settings: MakeSettings) -> None:
-    settings = make_settings(gateways=2)
-    mine, other = settings.gateway_bases()
-    async with fixture(settings, attempt=False, base=mine) as g:
-        seen: dict[str, int] = {}
-        while len(seen) < 2:
-            token = uuid4().hex
-            claim = await asyncio.to_thread(an_attempt, g.database, token)
-            status, said = await g.ask(token=token)
-            seen[settings.gateway_of(claim.attempt_id)] = status
-            if status != 200:
-                assert said["error"]["code"] == "misdirected"
-                assert other in said["error"]["message"]
-        assert seen == {mine: 200, other: 421}
-
-
 async def test_a_gateway_that_is_told_to_stop_lets_streams_end(make_settings: MakeSettings) -> None:
     async with gateway(make_settings()) as (process, engine, database, http):
         wish = request(Dialect.CHAT, stream=True, stream_options={"include_usage": True})
@@ -224,3 +208,19 @@ async def test_a_gateway_that_is_told_to_stop_lets_streams_end(make_settings: Ma
             assert isinstance(rest, aiohttp.ClientError)
         await stopping
         assert sorted(await asyncio.to_thread(_ends, database)) == ["answered", "cut"]
+
+
+async def test_of_several_gateways_each_refuses_the_attempts_of_the_others(make_settings: MakeSettings) -> None:
+    settings = make_settings(gateways=2)
+    mine, other = settings.gateway_bases()
+    async with fixture(settings, attempt=False, base=mine) as g:
+        seen: dict[str, int] = {}
+        while len(seen) < 2:
+            token = uuid4().hex
+            claim = await asyncio.to_thread(an_attempt, g.database, token)
+            status, said = await g.ask(token=token)
+            seen[settings.gateway_of(claim.attempt_id)] = status
+            if status != 200:
+                assert said["error"]["code"] == "misdirected"
+                assert other in said["error"]["message"]
+        assert seen == {mine: 200, other: 421}

@@ -90,14 +90,6 @@ def test_the_parts_of_a_row_are_its_evaluation_script_without_git_patches_and_ma
     assert told["parser"].startswith("parse_log_")
 
 
-def test_every_part_of_a_script_is_told_in_its_own_place(libraries: GradingLibraries) -> None:
-    by_repo = {found["row"]["repo"]: libraries.describe(JudgeName.SWEBENCH_4, found["row"]) for found in DESCRIBED}
-    assert by_repo["django/django"]["install"] == "python -m pip install -e ."
-    assert by_repo["redis/redis"]["build"] == "make distclean\nmake"
-    assert by_repo["redis/redis"]["install"] == ""
-    assert by_repo["sympy/sympy"]["test_command"].endswith("bin/test -C --verbose sympy/matrices/tests/test_sparse.py")
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -314,7 +306,3 @@ def test_swesmith_judges_by_the_profile_of_the_repository(libraries: GradingLibr
 def test_the_log_that_the_benchmark_has_judged_is_right(name: str, libraries: GradingLibraries) -> None:
     wanted, log = goals()[name]
     assert judge(wanted, log, 0, libraries).resolved
-
-
-def test_the_benchmark_measures_every_judge_of_logs() -> None:
-    assert {wanted.judge for wanted, _ in goals().values()} == set(JudgeName) - {JudgeName.EXIT_CODE}

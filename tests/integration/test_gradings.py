@@ -226,14 +226,6 @@ def test_a_grader_that_is_told_to_stop_gives_it_back_without_a_fault(queued: Que
     queued.finish(queued.taken())
 
 
-def test_a_failed_grading_waits_before_it_is_tried_again(queued: Queued) -> None:
-    slow = type(RETRY)(base_s=60.0, cap_s=60.0)
-    assert gradings.put_back(queued.database, queued.taken(), BROKEN, slow)
-    assert queued.take() is None
-    with queued.database.begin() as connection:
-        assert gradings.unpublished(connection, 0.0) == []
-
-
 def test_no_more_messages_are_on_their_way_than_graders_will_soon_take(database: Database) -> None:
     for _ in range(9):
         gradings.hand_over(database, claimed(database), RESULT)
@@ -276,15 +268,6 @@ def test_cancelled_while_it_is_graded_its_grader_is_told(queued: Queued, how: st
     else:
         instances.exited(queued.database, found, -9, "killed", RETRY)
     assert queued.states[1:] == ("cancelled", "cancelled")
-    assert queued.left == 0
-
-
-def test_a_deadline_ends_what_waits_for_its_grading(queued: Queued) -> None:
-    write(queued.database, "UPDATE tasks SET deadline_at = clock_timestamp() - interval '1 s'")
-    with queued.database.begin() as connection:
-        tasks.expire(connection, RETRY)
-    tasks.settle_cancelled(queued.database)
-    assert queued.states[1:] == ("cancelled", "expired")
     assert queued.left == 0
 
 
@@ -385,3 +368,20 @@ def test_tasks_are_marked_whose_grader_has_an_environment_of_its_own(settings: S
     found = [(task, grader_for(task.goal)) for task in evaluation.demo_tasks(settings, EnvironmentKind.LOCAL)]
     assert {task.graded_apart for task, _ in found} == {True, False}
     assert all(task.graded_apart == made.fresh_environment for task, made in found)
+
+
+def test_a_failed_grading_waits_before_it_is_tried_again(queued: Queued) -> None:
+    slow = type(RETRY)(base_s=60.0, cap_s=60.0)
+    assert gradings.put_back(queued.database, queued.taken(), BROKEN, slow)
+    assert queued.take() is None
+    with queued.database.begin() as connection:
+        assert gradings.unpublished(connection, 0.0) == []
+
+
+def test_a_deadline_ends_what_waits_for_its_grading(queued: Queued) -> None:
+    write(queued.database, "UPDATE tasks SET deadline_at = clock_timestamp() - interval '1 s'")
+    with queued.database.begin() as connection:
+        tasks.expire(connection, RETRY)
+    tasks.settle_cancelled(queued.database)
+    assert queued.states[1:] == ("cancelled", "expired")
+    assert queued.left == 0

@@ -7,16 +7,12 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from app.environments import sweeper
-from app.environments.contract import Tags
 from app.environments.runtimes.compose.resources import PROJECT
-from app.environments.runtimes.local.environment import LocalProvider
 from app.environments.runtimes.oci import OciProvider, available
 from app.host.engine import engine_of
 from app.ledger import host_images, instances
@@ -30,8 +26,7 @@ from megaflow.contract.environments.fixture import sweep_all
 from tests.building import RETRY
 from tests.integration.oci_fixture import add_image, alive, left_over
 from tests.integration.rows import ago, an_instance, one
-from tests.integration.test_compose_environment import PAIR, STORED, left, spec_of, tags_of
-from tests.integration.test_local_environment import CONTEXT, SPEC
+from tests.integration.test_compose_environment import PAIR, STORED, left, spec_of
 from tests.services import MakeSettings, missing
 from tests.waiting import eventually
 
@@ -174,14 +169,6 @@ def test_what_stood_nowhere_or_on_a_host_that_is_away_is_swept_by_the_leaders_ho
     assert told(database, HERE) == set()
 
 
-def test_a_leader_that_says_no_more_that_it_is_here_is_elsewhere(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lead_here(settings)
-    monkeypatch.setattr(host_sweep, "_LEADS_S", 0.0)
-    assert not leads_here(settings)
-
-
 def test_an_instance_that_has_ended_is_swept_at_once_and_no_round_is_made_for_one_that_was(
     settings: Settings, database: Database
 ) -> None:
@@ -194,30 +181,9 @@ def test_an_instance_that_has_ended_is_swept_at_once_and_no_round_is_made_for_on
     assert not rounds.more()
 
 
-def test_a_deadline_goes_by_the_ledgers_clock(
-    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+def test_a_leader_that_says_no_more_that_it_is_here_is_elsewhere(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    instance = an_instance(database, mode="persistent")
-    tags = replace(tags_of(settings.installation), instance_id=instance)
-    environment = LocalProvider(settings, fetch_bundle=lambda bundle: CONTEXT).create(SPEC, tags, timeout_s=20)
-    clock = time.time
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "time", lambda: clock() + 86400)  # this host's is a day ahead
-        assert Rounds(settings, database, HERE).sweep().removed == 0
-    monkeypatch.setattr(host_images, "clock_ahead_s", lambda database: 86400.0)
-    assert Rounds(settings, database, HERE).sweep().removed == 1
-    environment.destroy()
-
-
-def test_what_a_person_tries_out_is_left_alone_until_it_is_overdue(
-    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sweeper, "_YOUNG_S", -60.0)
-    provider = LocalProvider(settings, fetch_bundle=lambda bundle: CONTEXT)
-    environment = provider.create(
-        SPEC, Tags.without_attempt(settings.installation, uuid.uuid4(), time.time() + 3600), timeout_s=20
-    )
-    assert Rounds(settings, database, HERE).sweep().removed == 0
-    monkeypatch.setattr(host_images, "clock_ahead_s", lambda database: 86400.0)
-    assert Rounds(settings, database, HERE).sweep().removed == 0, "no attempt's: it goes by this host's clock"
-    environment.destroy()
+    lead_here(settings)
+    monkeypatch.setattr(host_sweep, "_LEADS_S", 0.0)
+    assert not leads_here(settings)

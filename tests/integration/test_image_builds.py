@@ -16,7 +16,7 @@ from app.host import disk_watch
 from app.host.engine import Engine, engine_of
 from app.images import references
 from app.images.build import Builder
-from app.images.build_limits import BuildLimits, BuildWatch
+from app.images.build_limits import BuildLimits
 from app.images.build_logs import BuildLogs
 from app.images.engine_registry import Registries
 from app.images.image_index import disk_of
@@ -76,18 +76,6 @@ def test_bases_come_from_the_mirror_under_the_names_that_the_recipe_uses(
     engine.api.remove_image(pushed[1], force=True)
     with pytest.raises(ImageUnavailable, match=f"{FAR}/"):
         Images(settings, fetch_bundle=contexts.fetch).ensure(far, timeout_s=60)
-
-
-def test_a_base_pinned_by_its_digest_comes_from_the_mirror(
-    mirrored: Images, registry: str, pushed: tuple[str, str], engine: Engine, contexts: Contexts, settings: Settings
-) -> None:
-    found = Registries(engine, settings).look(f"{registry}/{pushed[0]}:v1", time.monotonic() + 20)
-    assert found is not None
-    recipe = f"FROM {FAR}/{pushed[0]}@{found}\nCOPY nonce /again\n"
-    made = mirrored.ensure(contexts.spec(recipe), timeout_s=60)
-    layers = [engine.api.inspect_image(one)["RootFS"]["Layers"] for one in (made, pushed[1])]
-    assert layers[0][:-1] == layers[1]
-    engine.api.remove_image(made, force=True)
 
 
 def build(
@@ -159,30 +147,6 @@ def test_a_step_that_starts_processes_without_end_gets_no_more_than_it_may(setti
         assert "\nall" not in said(settings)
 
 
-def test_a_line_that_a_step_prints_bounds_no_container_of_others(settings: Settings, engine: Engine) -> None:
-    watch = BuildWatch(engine, "build x", PLENTY, settings.home / "turns", lambda: None)
-    kinds = {"ours": {"mem_limit": PLENTY.memory_bytes, "cpu_quota": PLENTY.parameters["cpuquota"]}, "theirs": {}}
-    made = {}
-    try:
-        for name, limits in kinds.items():
-            host = engine.api.create_host_config(**limits)
-            made[name] = engine.api.create_container(settings.base_image, command=["true"], host_config=host)["Id"]
-            watch.read_line("Step 1/2 : RUN true\n")
-            watch.read_line(f" ---> Running in {made[name][:12]}\n")
-        bounds = {name: engine.api.inspect_container(one)["HostConfig"]["PidsLimit"] for name, one in made.items()}
-        assert bounds == {"ours": PLENTY.pids, "theirs": None}
-    finally:
-        for one in made.values():
-            engine.remove(one)
-
-
-def test_a_step_may_print_lines_of_any_length(images: Images, contexts: Contexts, settings: Settings) -> None:
-    # The engine's answer is read in pieces of 512 bytes: one of these lines has its end in two of them.
-    spec = contexts.spec(FROM_BASE + 'RUN for i in $(seq 440 520); do printf "%${i}s\\n" x; sleep 0.01; done\n')
-    images.ensure(spec, timeout_s=120)
-    assert " " * 519 + "x\n" in said(settings)
-
-
 def test_a_step_that_writes_too_much_is_ended(settings: Settings, engine: Engine) -> None:
     little = BuildLimits(cpus=2.0, memory_bytes=2 << 30, pids=512, disk_bytes=100 * MIB)
     begun = time.monotonic()
@@ -216,19 +180,3 @@ def wait_for_the_end_of(engine: Engine, sleeping: str) -> None:
             return
         time.sleep(0.2)
     pytest.fail("the step still runs")
-
-
-def test_the_next_try_has_a_log_of_its_own_and_the_failure_names_it(
-    images: Images, contexts: Contexts, settings: Settings
-) -> None:
-    spec = contexts.spec(FROM_BASE + "RUN echo the reason && exit 9\n")
-    told = []
-    for _ in range(2):
-        with pytest.raises(ImageBuildFailed, match="the reason") as caught:
-            images.ensure(spec, timeout_s=120)
-        told.append(str(caught.value))
-    newer, older = BuildLogs(settings).files()
-    for message, log in zip(told, (older, newer), strict=True):
-        assert f"in {log} on that host" in message
-        assert "the reason" in log.read_text()
-        assert "non-zero code: 9" in log.read_text().splitlines()[-1]

@@ -81,32 +81,6 @@ def test_the_image_needed_last_goes_and_no_more_than_needed(cache: ImageCache, m
     assert ours(cache) == {made[3][1], made[0][1]}
 
 
-def test_between_the_marks_nothing_goes(settings: Settings, cache: ImageCache, make: Make) -> None:
-    _, image_id = make()
-    taken = cache.look().image_bytes
-    marks = {"image_disk_high": taken + 100_000_000, "image_disk_low": taken - 100_000_000}  # others work here, too
-    between = ImageCache(settings.model_copy(update=marks), fresh_s=0.0)
-    assert between.make_room() == []
-    assert between.room_bytes() < 0
-    assert between.make_room(urgently=True) != []
-    assert image_id not in ours(cache)
-
-
-def test_a_share_of_the_disk_is_measured_where_it_can_be_seen(
-    settings: Settings, cache: ImageCache, make: Make
-) -> None:
-    make()
-    disk = cache.look().disk
-    if disk is None:
-        pytest.skip("the engine's disk cannot be seen from here")
-    half = disk.used_bytes / disk.total_bytes / 2
-    full = settings.model_copy(update={"image_disk_high": half, "image_disk_low": half})
-    roomy = settings.model_copy(update={"image_disk_high": 1.0, "image_disk_low": 1.0})
-    assert ImageCache(roomy, fresh_s=0.0).make_room() == []
-    assert len(ImageCache(full, fresh_s=0.0).make_room()) == 1
-    assert ours(cache) == set()
-
-
 def test_what_a_container_has_or_somebody_keeps_stays(
     settings: Settings, engine: Engine, cache: ImageCache, images: Images, make: Make
 ) -> None:

@@ -182,39 +182,6 @@ def test_a_worker_takes_what_was_synced_and_builds_nothing(
     assert engine.api.inspect_image(image_id)["RepoTags"] == [item.target]
 
 
-@pytest.mark.parametrize("mirror", ["127.0.0.1:1", None])
-def test_a_mirror_that_cannot_help_is_no_obstacle_to_a_build(
-    registry: str,
-    settings: Settings,
-    engine: Engine,
-    contexts: Contexts,
-    mirror: str | None,
-) -> None:
-    chosen = mirror or f"{registry}/empty"
-    images = Images(settings.model_copy(update={"image_mirror": chosen}), fetch_bundle=contexts.fetch)
-    assert images.ensure(contexts.spec(SMALL), timeout_s=60).startswith("sha256:")
-
-
-def test_an_image_pinned_by_digest_is_found_in_the_mirror(
-    registry: str,
-    pushed: tuple[str, str],
-    settings: Settings,
-    engine: Engine,
-    contexts: Contexts,
-) -> None:
-    path, image_id = pushed
-    found = Registries(engine, settings).look(f"{registry}/{path}:v1", until(10))
-    assert found is not None
-    pinned = EnvironmentSpec(image=f"{registry}/{path}@{found}")
-    mirror = f"{registry}/set-{uuid.uuid4().hex[:8]}"
-    [item] = items_of([pinned], mirror, settings.base_image)
-    assert Sync(settings, mirror, fetch_bundle=contexts.fetch).one(item).outcome is SyncOutcome.COPIED
-    forget(engine, image_id)
-    lost = pinned.model_copy(update={"image": str(pinned.image).replace(registry, "127.0.0.1:1", 1)})
-    worker = Images(settings.model_copy(update={"image_mirror": mirror}), fetch_bundle=contexts.fetch)
-    assert worker.ensure(lost, timeout_s=60) == image_id
-
-
 _KILLED = """
 import logging, structlog, sys
 from pathlib import Path

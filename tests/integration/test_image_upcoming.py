@@ -16,13 +16,12 @@ from app.ledger import accept, limits, quotas
 from app.ledger.accept import NewRun
 from app.ledger.database import Database
 from app.ledger.upcoming import Upcoming
-from app.models.spec import Build, Bundle, Compose, EnvironmentKind, EnvironmentSpec, Mode, TaskSpec
+from app.models.spec import Build, EnvironmentSpec, Mode, TaskSpec
 from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
 from app.workers.host_care import prefetcher
 from app.workers.semaphores import LedgerSemaphore
 from tests.building import a_task
-from tests.integration import rows
 
 
 def spec(environment: EnvironmentSpec, name: str = "example-1") -> TaskSpec:
@@ -47,23 +46,6 @@ def test_each_image_comes_once_in_the_order_of_the_queue(database: Database, set
     found = Upcoming(database).needs()
     expected = [("urgent", 1, 1), ("a", 2, 6), ("b", 5, 3)]
     assert [(need.environment.image, need.position, need.tasks) for need in found] == expected
-
-
-def test_projects_of_several_containers_are_told_apart(database: Database, settings: Settings) -> None:
-    contexts = [Compose(context=Bundle(sha256=digit * 64, size_bytes=1)) for digit in "aba"]
-    projects = [*contexts, contexts[0].model_copy(update={"file": "other.yaml"})]
-    asked = [spec(EnvironmentSpec(compose=project), f"t-{n}") for n, project in enumerate(projects)]
-    accept.accept(database, NewRun(asked), settings)
-    found = [(need.environment.compose, need.position, need.tasks) for need in Upcoming(database).needs()]
-    assert found == [(projects[0], 1, 2), (projects[1], 2, 1), (projects[3], 4, 1)]
-
-
-def test_what_needs_no_image_is_left_out(database: Database, settings: Settings) -> None:
-    submit(database, settings, "b", user="bob")
-    local = spec(EnvironmentSpec(image="folder", kind=EnvironmentKind.LOCAL))
-    accept.accept(database, NewRun([local], user_name="bob"), settings)
-    rows.a_task(database, rows.a_run(database))  # a spec that we cannot read
-    assert order(database) == ["b"]
 
 
 def test_only_the_head_of_a_long_queue_is_read_and_specs_only_once(database: Database, settings: Settings) -> None:

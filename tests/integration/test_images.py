@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from app.environments.runtimes.local.environment import LocalProvider
-from app.errors import DiskFull, ImageBuildFailed, ImageMissing, ImageUnavailable, SpecInvalid
+from app.errors import DiskFull, ImageBuildFailed, ImageUnavailable, SpecInvalid
 from app.host.engine import Engine
 from app.images.metadata import ImageMetadata
 from app.images.pull_source import PullSource, noted
@@ -167,11 +167,6 @@ def test_a_missing_base_image_names_the_mend(settings: Settings, engine: Engine,
         bare.ensure(contexts.spec(FROM_BASE), timeout_s=60)
 
 
-def test_a_context_without_its_dockerfile_says_what_it_has(images: Images, contexts: Contexts) -> None:
-    with pytest.raises(ImageBuildFailed, match=r"Dockerfile.*found hello\.txt, nonce"):
-        images.ensure(contexts.spec(None, hello__txt="hi"), timeout_s=60)
-
-
 def test_a_context_that_leads_outside_is_refused(settings: Settings, engine: Engine) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
@@ -206,16 +201,6 @@ def test_an_image_is_pulled_once_however_many_ask(
         assert set(threads.map(lambda _: images.ensure(spec, timeout_s=60), range(6))) == {image_id}
 
 
-def test_an_image_is_pulled_by_its_digest(
-    registry: str, pushed: tuple[str, str], images: Images, engine: Engine
-) -> None:
-    path, image_id = pushed
-    images.ensure(EnvironmentSpec(image=f"{registry}/{path}:v1"), timeout_s=60)
-    [digest] = engine.api.inspect_image(image_id)["RepoDigests"]
-    engine.api.remove_image(image_id, force=True)
-    assert images.ensure(EnvironmentSpec(image=digest), timeout_s=60) == image_id
-
-
 def test_a_mirror_is_asked_first(
     registry: str, pushed: tuple[str, str], settings: Settings, engine: Engine, contexts: Contexts
 ) -> None:
@@ -226,31 +211,6 @@ def test_a_mirror_is_asked_first(
         engine.api.remove_image(image_id, force=True)
     hub = mirrored._mirrored("python:3.11")
     assert hub == [f"{registry}/library/python:3.11"]
-
-
-def test_a_build_pulls_its_base_within_its_own_slot(
-    registry: str, pushed: tuple[str, str], settings: Settings, engine: Engine, contexts: Contexts
-) -> None:
-    one = Images(settings.model_copy(update={"image_builds": 1}), fetch_bundle=contexts.fetch)
-    found = one.ensure(contexts.spec(f"FROM {registry}/{pushed[0]}:v1\nCOPY nonce /again\n"), timeout_s=20)
-    engine.api.remove_image(found, force=True)
-
-
-def test_what_the_registry_said_is_told(registry: str, settings: Settings, engine: Engine, contexts: Contexts) -> None:
-    images = Images(settings.model_copy(update={"image_mirror": "127.0.0.1:1"}), fetch_bundle=contexts.fetch)
-    with pytest.raises(ImageUnavailable, match=r"(?s)127\.0\.0\.1:1/not/there.*not found.*docker login") as caught:
-        images.ensure(EnvironmentSpec(image=f"{registry}/not/there:1"), timeout_s=60)
-    assert f"{registry}/not/there:1" in str(caught.value)
-    assert type(caught.value) is ImageUnavailable, "the mirror that does not answer may have it"
-
-
-def test_an_image_that_all_who_were_asked_do_not_have_is_missing_also_as_a_base(
-    registry: str, settings: Settings, engine: Engine, contexts: Contexts
-) -> None:
-    images = Images(settings.model_copy(update={"image_mirror": f"{registry}/mirror"}), fetch_bundle=contexts.fetch)
-    for spec in (EnvironmentSpec(image=f"{registry}/not/there:1"), contexts.spec(f"FROM {registry}/not/there:2\n")):
-        with pytest.raises(ImageMissing, match=f"{registry}/mirror/.*{registry}/not/there"):
-            images.ensure(spec, timeout_s=60)
 
 
 def test_a_full_disk_is_called_a_full_disk(tmp_path: Path, settings: Settings, contexts: Contexts) -> None:
@@ -269,14 +229,6 @@ def age(settings: Settings) -> None:
     then = time.time() - 120
     for file in (*ImageMetadata(settings)._folder.glob("*.json"), *settings.home.glob("images/oci/*/*.json")):
         os.utime(file, (then, then))
-
-
-def test_local_says_what_it_needs(settings: Settings, contexts: Contexts) -> None:
-    local = LocalProvider(settings, fetch_bundle=contexts.fetch)
-    with pytest.raises(ImageUnavailable, match=r"the image debian:12.*engine"):
-        local.prepare_image(EnvironmentSpec(kind=EnvironmentKind.LOCAL, image="debian:12"), timeout_s=10)
-    with pytest.raises(ImageUnavailable, match=r"setup\.sh.*found Dockerfile, nonce"):
-        local.prepare_image(contexts.spec(FROM_BASE), timeout_s=10)
 
 
 def test_a_local_recipe_that_fails_or_hangs_is_told(settings: Settings, contexts: Contexts) -> None:

@@ -33,14 +33,12 @@ from app.instances import broker_users, joining
 from app.instances.joining import HostCredentials
 from app.ledger import host_roles, hosts, schema
 from app.ledger.database import Database, sql
-from app.live_shell import LiveShells, ShellKeys, ShellRequest
+from app.live_shell import ShellKeys
 from app.models.instance import InstanceMode, InstanceRequest
-from app.models.shell import InteractiveProgram
 from app.settings import Settings
 from app.stopping import StopListener, nudge
 from app.web.server import application
 from app.workers.instance import _DrainCheck, _worker
-from tests.building import ready_instance
 from tests.services import MakeSettings
 from tests.waiting import eventually
 
@@ -240,20 +238,6 @@ def test_a_worker_with_a_hosts_user_takes_tasks_and_gives_no_commands(
         running.join(20)
 
 
-def test_a_shell_that_redis_refuses_is_in_the_log(settings: Settings, database: Database) -> None:
-    url = SecretStr(_broker_url(settings, _join(settings, database)))
-    broker_users.remove(settings, _account(database, "machine"))
-
-    def program(_: ShellRequest) -> InteractiveProgram:
-        raise AssertionError
-
-    shells = LiveShells(settings.model_copy(update={"broker_url": url}), uuid4(), program)
-    with capture_logs() as logs:
-        shells.look()
-        shells.close()
-    assert [(one["log_level"], one["event"]) for one in logs] == [("warning", "shell.broken")]
-
-
 def _broker_url(settings: Settings, made: HostCredentials) -> str:
     """As the host has it, at the tests' server."""
     user = re.search(r"://([^@]+)@", made.variables["MEGAFLOW_BROKER_URL"])
@@ -367,25 +351,6 @@ def test_an_owner_that_is_no_superuser_ends_sessions_and_drops_what_they_own(own
     assert host.account not in _roles(database)
 
 
-def test_sessions_that_may_not_be_ended_are_named_and_the_rights_are_gone(
-    owner: tuple[Settings, Database], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings, database = owner
-    _join(settings, database)
-    host = hosts.by_name(database, "machine")
-    url = database.url.replace(f"{_name(database)}@", f"{host.account}@", 1)
-    with psycopg.connect(url, autocommit=True) as connection, capture_logs() as logs:
-        with monkeypatch.context() as without:
-            without.setattr(host_roles, "lock_out", lambda *_: None)
-            joining.revoke(settings, database, host, "its host left")
-        assert [(one["log_level"], one["event"]) for one in logs][:1] == [("error", "hosts.sessions_stay")]
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            connection.execute("SELECT 1 FROM attempts")
-    assert hosts.joined(database) == []
-    joining.revoke(settings, database, host, "again")
-    assert host.account not in _roles(database)
-
-
 def test_redis_gets_its_users_back_and_loses_those_of_left_hosts(settings: Settings, database: Database) -> None:
     password = _password(_join(settings, database))
     account = _account(database, "machine")
@@ -403,20 +368,6 @@ def test_what_counts_for_more_than_a_hosts_own_account_is_refused(query: str) ->
     with pytest.raises(SettingsInvalid, match="behind the") as refused:
         joining._signed("MEGAFLOW_DATABASE_URL", f"postgresql://db.test/megaflow?{query}", "mf_a", "own", {})
     assert "SECRET" not in str(refused.value)
-
-
-def test_a_machine_that_works_here_without_having_joined_keeps_its_name(settings: Settings, database: Database) -> None:
-    instance_id = ready_instance(database)
-    with database.begin() as connection:
-        sql(connection, "UPDATE instances SET host = 'machine' WHERE id = :id", {"id": instance_id})
-    assert re.fullmatch("machine-[0-9a-f]{12}", _join(settings, database).name)
-
-
-def test_two_machines_of_one_name_have_names_of_their_own(settings: Settings, database: Database) -> None:
-    first, second = (_join(settings, database).name for _ in range(2))
-    assert first == "machine"
-    assert re.fullmatch("machine-[0-9a-f]{12}", second)
-    assert _join(settings, database, name="chosen").name == "chosen"
 
 
 @pytest.mark.parametrize(
@@ -479,3 +430,22 @@ def test_nothing_is_half_left_when_redis_is_away(settings: Settings, database: D
         joining.revoke(away, database, host, "its host left")
     assert hosts.joined(database) == []
     assert broker_users.restore(settings, hosts.broker_users(database)) == [host.account]
+
+
+def test_sessions_that_may_not_be_ended_are_named_and_the_rights_are_gone(
+    owner: tuple[Settings, Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, database = owner
+    _join(settings, database)
+    host = hosts.by_name(database, "machine")
+    url = database.url.replace(f"{_name(database)}@", f"{host.account}@", 1)
+    with psycopg.connect(url, autocommit=True) as connection, capture_logs() as logs:
+        with monkeypatch.context() as without:
+            without.setattr(host_roles, "lock_out", lambda *_: None)
+            joining.revoke(settings, database, host, "its host left")
+        assert [(one["log_level"], one["event"]) for one in logs][:1] == [("error", "hosts.sessions_stay")]
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("SELECT 1 FROM attempts")
+    assert hosts.joined(database) == []
+    joining.revoke(settings, database, host, "again")
+    assert host.account not in _roles(database)

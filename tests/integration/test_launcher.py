@@ -86,14 +86,6 @@ def _is_gone(pid: int) -> bool:
         return True
 
 
-def test_terminate_takes_the_whole_tree(provider: ProcessProvider, database: Database) -> None:
-    request = _requested(database, slots=2)
-    pid = int(provider.launch([request])[request.instance_id])
-    (child,) = eventually(lambda: psutil.Process(pid).children())
-    provider.terminate(request.instance_id, str(pid), grace_s=0)
-    eventually(lambda: _is_gone(pid) and _is_gone(child.pid))
-
-
 def test_what_a_killed_worker_leaves_running_is_killed_and_of_living_ones_nothing_is_read(
     provider: ProcessProvider, database: Database, settings: Settings
 ) -> None:
@@ -119,3 +111,11 @@ def test_instances_do_not_outlive_a_killed_launcher(
     eventually(lambda: _is_gone(pid))
     with pytest.raises(InstanceFailed, match="megaflow up"):
         provider.alive()
+
+
+def test_terminate_takes_the_whole_tree(provider: ProcessProvider, database: Database) -> None:
+    request = _requested(database, slots=2)
+    pid = int(provider.launch([request])[request.instance_id])
+    (child,) = eventually(lambda: psutil.Process(pid).children())
+    provider.terminate(request.instance_id, str(pid), grace_s=0)
+    eventually(lambda: _is_gone(pid) and _is_gone(child.pid))

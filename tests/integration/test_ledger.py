@@ -35,6 +35,11 @@ from tests.building import (
     ready_instance,
 )
 
+
+def _environment(database: Database) -> dict[str, Any]:
+    return dict(database.sql("SELECT environment FROM attempts").scalar_one())
+
+
 GOOD = Verdict(reward=1.0, counts=True)
 
 
@@ -103,17 +108,6 @@ def test_an_instance_takes_only_work_of_its_mode(database: Database) -> None:
     assert attempts.claim_any(database, other, lease_s=30) is None
 
 
-def test_a_stale_message_leads_to_other_work_that_waits(database: Database) -> None:
-    run = accepted(database, 2)
-    first, second = dispatched(database, run)
-    instance_id = ready_instance(database)
-    assert attempts.claim(database, first.message, instance_id, lease_s=30) is not None
-    assert attempts.claim(database, first.message, instance_id, lease_s=30) is None
-    other = attempts.claim_any(database, instance_id, lease_s=30)
-    assert other is not None
-    assert other.attempt_id == second.message.attempt_id
-
-
 def test_a_message_with_an_old_number_is_refused(database: Database) -> None:
     run = accepted(database)
     (item,) = dispatched(database, run)
@@ -134,24 +128,6 @@ def test_a_finished_task_keeps_verdict_phases_and_artifacts(database: Database) 
     passed = [Phase.ACCEPTED, Phase.ADMITTED, Phase.CLAIMED, Phase.ENVIRONMENT_READY]
     times = [result.attempt.phases[phase] for phase in passed]
     assert times == sorted(times)
-
-
-def test_samples_of_two_workers_are_kept_side_by_side_and_in_no_event(database: Database) -> None:
-    claim = claimed(database)
-    ends.record_teardown(database, claim, {"teardown": {"x": {}}})
-    assert "samples" not in _environment(database)
-    for purpose in ("agent", "grading"):
-        ends.record_teardown(database, claim, {"teardown": {purpose: {}}}, {purpose: {"rows": [[5, 100, 0.5]]}})
-    found = _environment(database)
-    assert found["samples"] == {purpose: {"rows": [[5, 100, 0.5]]} for purpose in ("agent", "grading")}
-    assert found["teardown"].keys() == {"x", "agent", "grading"}
-    data = database.sql("SELECT data FROM events WHERE kind = 'attempt.torn_down'").scalars().all()
-    assert len(data) == 3
-    assert not any("samples" in one for one in data)
-
-
-def _environment(database: Database) -> dict[str, Any]:
-    return dict(database.sql("SELECT environment FROM attempts").scalar_one())
 
 
 def test_a_lost_attempt_may_write_no_more_and_the_next_may(database: Database) -> None:
@@ -248,12 +224,6 @@ def test_retry_reopens_only_what_was_not_measured(database: Database) -> None:
     assert (result.state, len(result.attempts)) == (TaskState.PENDING, 1)
 
 
-def test_an_exit_is_recorded_once(database: Database) -> None:
-    instance_id = ready_instance(database)
-    assert instances.exited(database, instance_id, 0, "exit code 0", RETRY)
-    assert not instances.exited(database, instance_id, -9, "again", RETRY)
-
-
 def test_events_tell_a_tasks_story_in_order(database: Database) -> None:
     claim = claimed(database)
     attempts.record_phase(database, claim, Phase.IMAGE_READY)
@@ -292,16 +262,6 @@ def test_a_snapshot_shows_its_thread_one_moment_and_takes_no_write(database: Dat
     assert results.run_status(database, run.run_id).states == {"cancelled": 1}
 
 
-def test_a_connection_that_was_in_use_when_its_database_was_closed_is_closed_after_it(database: Database) -> None:
-    mine = Database(database.url)
-    for _ in range(2):  # it may be used again
-        with mine.begin() as connection:
-            used = connection.connection.dbapi_connection
-            mine.close()
-            assert not used.closed
-        assert used.closed
-
-
 def test_an_illegal_move_is_refused_even_from_plain_sql(database: Database) -> None:
     run = accepted(database)
     with pytest.raises(IllegalMove, match="succeeded may not follow pending"), database.begin() as connection:
@@ -312,3 +272,34 @@ def test_an_illegal_move_is_refused_even_from_plain_sql(database: Database) -> N
 def test_the_migrations_make_exactly_the_tables_of_the_code(database: Database) -> None:
     with database.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+
+
+def test_a_stale_message_leads_to_other_work_that_waits(database: Database) -> None:
+    run = accepted(database, 2)
+    first, second = dispatched(database, run)
+    instance_id = ready_instance(database)
+    assert attempts.claim(database, first.message, instance_id, lease_s=30) is not None
+    assert attempts.claim(database, first.message, instance_id, lease_s=30) is None
+    other = attempts.claim_any(database, instance_id, lease_s=30)
+    assert other is not None
+    assert other.attempt_id == second.message.attempt_id
+
+
+def test_samples_of_two_workers_are_kept_side_by_side_and_in_no_event(database: Database) -> None:
+    claim = claimed(database)
+    ends.record_teardown(database, claim, {"teardown": {"x": {}}})
+    assert "samples" not in _environment(database)
+    for purpose in ("agent", "grading"):
+        ends.record_teardown(database, claim, {"teardown": {purpose: {}}}, {purpose: {"rows": [[5, 100, 0.5]]}})
+    found = _environment(database)
+    assert found["samples"] == {purpose: {"rows": [[5, 100, 0.5]]} for purpose in ("agent", "grading")}
+    assert found["teardown"].keys() == {"x", "agent", "grading"}
+    data = database.sql("SELECT data FROM events WHERE kind = 'attempt.torn_down'").scalars().all()
+    assert len(data) == 3
+    assert not any("samples" in one for one in data)
+
+
+def test_an_exit_is_recorded_once(database: Database) -> None:
+    instance_id = ready_instance(database)
+    assert instances.exited(database, instance_id, 0, "exit code 0", RETRY)
+    assert not instances.exited(database, instance_id, -9, "again", RETRY)

@@ -103,24 +103,20 @@ def test_a_person_works_in_the_environment_and_all_of_it_is_on_record(site: Site
         ("shell.close", "default"),
         ("shell.open", "default"),
     ]
-    result = attempt.end()
+    with _shell(site, attempt) as later:
+        later.send(b"echo $((6*7)); sleep 100\n")
+        _until(later, "42\r\n")
+        result = attempt.end()
+        assert "the agent has ended" in _end(later)
+    assert "found one that is" in _refused(site, attempt, Authorization=_bearer(site))
     assert result.verdict is not None
     assert result.attempt is not None
     assert "a shell was opened in the agent's environment by default" in result.verdict.suspect
-    assert result.attempt.environment["shells"] == ["default"]
+    assert result.attempt.environment["shells"] == ["default", "default"]
     kept = next(one.key for one in result.attempt.artifacts if one.kind is ArtifactKind.TERMINAL)
     recording = open_store(site.settings.artifacts()).get(str(kept))
     assert b"shell of default" in recording
     assert b"20 90" in recording
-
-
-def test_it_ends_with_the_agent(site: Site, attempt: AtWork) -> None:
-    with _shell(site, attempt) as opened:
-        opened.send(b"echo $((6*7)); sleep 100\n")
-        _until(opened, "42\r\n")
-        attempt.end()
-        assert "the agent has ended" in _end(opened)
-    assert "found one that is" in _refused(site, attempt, Authorization=_bearer(site))
 
 
 def test_it_ends_when_the_page_is_left_and_its_programs_too(site: Site, attempt: AtWork, tmp_path: Path) -> None:
@@ -137,23 +133,15 @@ def test_it_ends_when_the_page_is_left_and_its_programs_too(site: Site, attempt:
     eventually(still)
 
 
-def test_a_task_that_loses_a_cancellation_is_cancelled_once_more() -> None:
-    async def goes_on() -> None:
-        with suppress(asyncio.CancelledError):  # as a client of redis whose answer comes at the same moment
-            await asyncio.sleep(30)
-        await asyncio.sleep(30)
-
-    asyncio.run(asyncio.wait_for(_first_of(asyncio.sleep(0), goes_on()), 10))
-
-
 def test_who_may_have_one(site: Site, attempt: AtWork) -> None:
-    """No other user, no reader, only an administrator where there is no isolation; three at once."""
+    """No other user, no reader, only an administrator where there is no isolation; three at once; no other page."""
     assert "isolation" in _refused(site, attempt, Authorization=_bearer(site, "default", Scope.SUBMIT))
     assert "scope 'submit'" in _refused(site, attempt, Authorization=_bearer(site, "default", Scope.READ))
     assert "unknown attempt" in _refused(site, attempt, Authorization=_bearer(site, "alice", Scope.SUBMIT))
     assert "403" in _refused(site, attempt)
     assert "421" in _refused(site, attempt, "evil.example", Authorization=_bearer(site))
     assert _trail(site, attempt) == []
+    _cookie_alone_does_not_suffice(site, attempt)
     with _shell(site, attempt), _shell(site, attempt), _shell(site, attempt) as third:
         third.send(b"echo $((6*7))\n")
         _until(third, "42\r\n")
@@ -169,8 +157,8 @@ def test_an_owner_who_submits_has_one_where_there_is_isolation(site: Site, setti
         assert "unknown attempt" in _refused(site, attempt, Authorization=_bearer(site, "bob", Scope.SUBMIT))
 
 
-def test_another_sites_page_has_none(site: Site, attempt: AtWork) -> None:
-    """A browser's cookie alone does not suffice: the page's origin, and the secret of a page of ours."""
+def _cookie_alone_does_not_suffice(site: Site, attempt: AtWork) -> None:
+    """A browser needs the page's origin, and the secret of a page of ours."""
     session, _ = users.add_token(site.database, "default", Scope.ADMINISTER, kind=TokenKind.SESSION, expires_s=600)
     own = {"Cookie": f"megaflow_session={session}"}
     for origin in ({}, {"Origin": "http://evil.example"}, {"Origin": site.url, "Sec_Fetch_Site": "cross-site"}):
@@ -195,3 +183,28 @@ def test_a_request_that_was_not_answered_is_taken_back(settings: Settings) -> No
             return int(await client.exists(ShellKeys(settings.installation).requests(request.attempt_id)))
 
     assert asyncio.run(left()) == 0
+
+
+def test_a_task_that_loses_a_cancellation_is_cancelled_once_more() -> None:
+    async def goes_on() -> None:
+        with suppress(asyncio.CancelledError):  # as a client of redis whose answer comes at the same moment
+            await asyncio.sleep(30)
+        await asyncio.sleep(30)
+
+    asyncio.run(asyncio.wait_for(_first_of(asyncio.sleep(0), goes_on()), 10))
+
+
+def test_another_sites_page_has_none(site: Site, attempt: AtWork) -> None:
+    """A browser's cookie alone does not suffice: the page's origin, and the secret of a page of ours."""
+    session, _ = users.add_token(site.database, "default", Scope.ADMINISTER, kind=TokenKind.SESSION, expires_s=600)
+    own = {"Cookie": f"megaflow_session={session}"}
+    for origin in ({}, {"Origin": "http://evil.example"}, {"Origin": site.url, "Sec_Fetch_Site": "cross-site"}):
+        assert "another site" in _refused(site, attempt, **own, **origin)
+    with _shell(site, attempt, "0" * 64, **own, Origin=site.url) as opened:
+        assert "without its secret" in _end(opened)
+    assert _trail(site, attempt) == []
+    with _shell(site, attempt, WebUser("default", frozenset(), session).csrf, **own, Origin=site.url) as opened:
+        opened.send(b"echo $((6*7))\n")
+        _until(opened, "42\r\n")
+        users.end_session(site.database, session)
+        assert "signed out" in _end(opened)

@@ -90,7 +90,6 @@ def test_over_a_server_an_assistant_sees_what_the_token_may(site: Site, reports:
     assert (str(night) in text, str(hers.run_id) in text, refused) == (True, True, False)
     text, refused = anyio.run(ask, site.token("alice", Scope.READ))
     assert (str(night) in text, str(hers.run_id) in text, refused) == (False, True, True)
-    assert "valid token" in anyio.run(ask, "mf_wrong")[0]
 
 
 async def _answer(client: Client, tool: str, **arguments: object) -> object:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,9 +14,7 @@ from app.agents.installation import Installer
 from app.agents.mini_swe_agent import adapter
 from app.agents.mini_swe_agent.adapter import ENDINGS, MiniSweAgent
 from app.agents.running import FrameworkAgent
-from app.errors import AgentFailed
 from app.models.endings import EndReason
-from app.models.shell import CommandResult
 from app.models.spec import Limits
 from megaflow.contract.agents.trial import DESCRIPTION, KEY, NeverCancelled, Trial, TrialStage
 from tests.integration.inside_fixture import engine, kept_tools
@@ -26,22 +23,6 @@ from tests.unit.folder_shell import FolderShell
 __all__ = ["engine"]
 
 LIMITS = Limits(agent_timeout_s=90, command_timeout_s=30, max_steps=10)
-SCENES = {
-    "look": r"""[{thought: Let me look, command: "cat cart.py && env > seen.txt && pwd"},
-      {thought: A bash-only test that fails, command: "[[ -f nothing ]] || { echo to-stderr >&2; exit 3; }"},
-      {thought: Off by one, command: "sed -i 's/items.:-1./items/' cart.py && git diff"},
-      {thought: Done., submit: true}]""",
-    "words": "[{thought: one}, {thought: two}, {thought: three}]",
-    "slow": "[{command: 'echo started > started.txt; sleep 60'}, {submit: true}]",
-}
-
-
-class ShortOfMemory(FolderShell):
-    """Whose every command says too much and is short of memory."""
-
-    def run(self, command: str, **how: Any) -> CommandResult:
-        result = super().run(command, **how)
-        return replace(result, truncated=True, logs=("0001.stdout",), out_of_memory=True)
 
 
 @pytest.fixture
@@ -109,30 +90,6 @@ def test_a_model_that_only_talks_is_an_agent_error(agent: FrameworkAgent, stage:
     report = play(agent, stage, "words", tmp_path / "scratch").report
     assert report.end_reason is EndReason.AGENT_ERROR
     assert "RepeatedFormatError" in report.detail
-
-
-@pytest.mark.agents
-def test_a_command_over_its_limit_is_an_observation(agent: FrameworkAgent, stage: TrialStage, tmp_path: Path) -> None:
-    report = play(agent, stage, "slow", tmp_path / "scratch", Limits(command_timeout_s=1)).report
-    assert report.end_reason is EndReason.SUBMITTED, report
-    assert "did not end within 1 seconds" in trajectory(report)
-
-
-@pytest.mark.agents
-def test_an_observation_says_where_all_of_it_is_and_that_memory_was_short(
-    agent: FrameworkAgent, stage: TrialStage, tmp_path: Path
-) -> None:
-    short = TrialStage(ShortOfMemory(tmp_path / "root"), stage.base_url)
-    told = trajectory(agent.run(short.job("look", tmp_path / "scratch", LIMITS), short.environment, NeverCancelled()))
-    assert "left out because it was too long; all of it is kept for the user as 0001.stdout]" in told
-    assert "the environment's memory limit was reached: processes were killed for it]" in told
-
-
-@pytest.mark.agents
-def test_a_job_without_a_model_is_refused(agent: FrameworkAgent, stage: TrialStage, tmp_path: Path) -> None:
-    job = replace(stage.job("look", tmp_path / "scratch", LIMITS), model=None)
-    with pytest.raises(AgentFailed, match="expected a model"):
-        agent.run(job, stage.environment, NeverCancelled())
 
 
 @pytest.fixture

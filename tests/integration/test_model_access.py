@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from sqlalchemy import event
 
 from app.agents.base import ModelEndpoint
-from app.errors import DatabaseUnavailable, ModelEndpointUnavailable
+from app.errors import ModelEndpointUnavailable
 from app.ledger import model_calls
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
@@ -93,13 +93,6 @@ def test_calls_are_read_and_forgotten_through_a_moment_without_postgresql(
     assert one(database, "SELECT count(*) FROM model_messages")[0] == 0
 
 
-def test_whoever_is_told_to_stop_has_no_patience_with_postgresql(database: Database) -> None:
-    claim = claimed(database)
-    with outage(database) as refused, pytest.raises(DatabaseUnavailable):
-        access(database, claim, stopped=lambda: True).calls()
-    assert len(refused) == 1
-
-
 class Gateway:
     """An HTTP server that says one after the other what a test wrote down: status and body."""
 
@@ -121,16 +114,6 @@ def a_gateway(*says: tuple[int, str]) -> Iterator[Gateway]:
     with served(Says) as address:
         gateway.url = f"http://{address}"
         yield gateway
-
-
-def test_what_limits_took_is_remembered_while_the_gateway_cannot_tell(database: Database) -> None:
-    with a_gateway((200, '{"waited_s": 7.5}'), (503, "{}"), (200, '{"waited_s": 3}'), (200, "[]")) as gateway:
-        found = access(database, claimed(database), gateway.url)
-        assert found.waited_s() == 7.5
-        assert found.doubt == ""
-        assert found.waited_s() == 7.5
-        assert "could not tell" in found.doubt
-        assert [found.waited_s(), found.waited_s()] == [7.5, 7.5]
 
 
 def test_a_gateway_that_does_not_settle_is_doubted(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,12 +153,6 @@ def test_a_gateway_that_settles_is_not_doubted(database: Database) -> None:
         assert found.doubt == ""
 
 
-def test_told_to_stop_while_it_settles_it_tries_once_more(database: Database) -> None:
-    with a_gateway() as gateway:
-        access(database, claimed(database), gateway.url, stopped=lambda: bool(gateway.asked)).settle()
-        assert gateway.asked == [f"/megaflow/session/close?timeout_s={seconds}" for seconds in (5, 1)]
-
-
 @pytest.mark.parametrize("body", ['{"turns": "many"}', '{"waited_s": null}', '{"error": "x"}', "oh"])
 def test_an_answer_that_is_no_account_is_none(body: str) -> None:
     status = 500 if "error" in body else 200
@@ -184,3 +161,13 @@ def test_an_answer_that_is_no_account_is_none(body: str) -> None:
         with pytest.raises(ModelEndpointUnavailable):
             client.account()
         assert not client.away, "it answered"
+
+
+def test_what_limits_took_is_remembered_while_the_gateway_cannot_tell(database: Database) -> None:
+    with a_gateway((200, '{"waited_s": 7.5}'), (503, "{}"), (200, '{"waited_s": 3}'), (200, "[]")) as gateway:
+        found = access(database, claimed(database), gateway.url)
+        assert found.waited_s() == 7.5
+        assert found.doubt == ""
+        assert found.waited_s() == 7.5
+        assert "could not tell" in found.doubt
+        assert [found.waited_s(), found.waited_s()] == [7.5, 7.5]

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
-from aiohttp import web
 
-from app.client import MegaFlow
 from app.errors import LimitInvalid, ModelEndpointUnavailable, UnknownName
 from app.ledger import model_replicas
 from app.ledger import model_replicas as ledger
-from app.ledger.database import Database, Listener
+from app.ledger.database import Database
 from app.ledger.model_replicas import NewReplica
 from app.ledger.model_sessions import new_token
 from app.model_service.checking import check_engine
@@ -94,28 +91,6 @@ def test_a_version_is_swapped_behind_its_name(database: Database) -> None:
         ledger.swap(database, "n", policy_version="v1")
 
 
-def test_writers_at_the_same_time_add_an_engine_once(database: Database) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        added = [threads.submit(ledger.add, database, NewReplica("m", ONE)) for _ in range(8)]
-    refused = [one.exception() for one in added if one.exception() is not None]
-    assert [type(error) for error in refused] == [LimitInvalid] * 7
-    assert _urls(database, "m") == {ONE: "active"}
-
-
-def test_every_change_is_told(database: Database) -> None:
-    listener = Listener(database, ledger.CHANGED)
-    assert listener.wait(0) is None
-    for change in (
-        lambda: ledger.add(database, NewReplica("m", ONE)),
-        lambda: ledger.drain(database, "m"),
-        lambda: ledger.swap(database, "m", policy_version="v"),
-        lambda: ledger.remove(database, "m"),
-    ):
-        change()
-        assert listener.wait(10) == ["m"]
-    listener.close()
-
-
 def test_the_command_line(megaflow: CommandLine) -> None:
     spoken = ("--speaks", "chat", "--speaks", "messages")
     assert "was added unseen" in megaflow(
@@ -192,39 +167,6 @@ async def test_a_key_that_the_gateway_does_not_have_is_refused_before_the_engine
         await _refused(g, ModelChoice(name="writer-2"), "the key in GOOD_API_KEY is not accepted")
 
 
-async def test_without_a_list_the_model_is_called_for_one_token(make_settings: MakeSettings) -> None:
-    async with checked(make_settings()) as g:
-        own = ModelChoice(name="m", base_url=g.engine.url)
-        g.engine.models = 404
-        assert await _checked(g, own) == []
-        assert (g.engine.last["model"], g.engine.last["max_tokens"]) == ("m", 1)
-
-        def answers(status: int, message: str) -> None:
-            async def handler(request: web.Request) -> web.StreamResponse:
-                return web.json_response({"error": {"message": message}}, status=status)
-
-            g.engine.handler = handler
-
-        answers(404, "The model `m` does not exist")
-        await _refused(g, own, "does not have the model 'm'")
-        answers(404, "no such page")
-        await _refused(g, own, "is no model server", "/v1")
-        answers(401, "who are you")
-        await _refused(g, own, "who are you")
-        answers(500, "out of order")
-        (warning,) = await _checked(g, own)
-        assert "out of order" in warning
-
-
-async def test_of_several_engines_one_that_answers_is_enough(make_settings: MakeSettings) -> None:
-    async with checked(make_settings()) as g:
-        g.engine.models = ["writer-2"]
-        await g.add(g.engine.url, "writer-2")
-        await g.add(DEAD, "writer-2")
-        (warning,) = await _checked(g, ModelChoice(name="writer-2"))
-        assert DEAD in warning
-
-
 async def test_what_a_call_would_be_refused_for_is_refused_by_the_check(make_settings: MakeSettings) -> None:
     async with checked(make_settings()) as g:
         await _refused(g, ModelChoice(name="nobody-has-it"), "no engine answers for it")
@@ -266,18 +208,18 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("words", COMMANDS)
 async def test_a_dead_url_is_refused_by_each_command_that_takes_one(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with checked(make_settings()) as g:
         settings = g.settings.model_copy(update={"gateway_url": (g.url,)})
-        before = _rows(g.database)
-        with pytest.raises(ModelEndpointUnavailable, match="takes no connections"):
-            await asyncio.to_thread(CommandLine(settings, monkeypatch), *words)
-        assert _rows(g.database) == before
-        await asyncio.to_thread(CommandLine(settings, monkeypatch), *words, "--no-check")
-        assert ("--dry-run" in words) is (_rows(g.database) == before)
+        for words in COMMANDS:
+            before = _rows(g.database)
+            with pytest.raises(ModelEndpointUnavailable, match="takes no connections"):
+                await asyncio.to_thread(CommandLine(settings, monkeypatch), *words)
+            assert _rows(g.database) == before
+            await asyncio.to_thread(CommandLine(settings, monkeypatch), *words, "--no-check")
+            assert ("--dry-run" in words) is (_rows(g.database) == before)
 
 
 def _rows(database: Database) -> Any:
@@ -285,17 +227,10 @@ def _rows(database: Database) -> Any:
     return one(database, f"SELECT {counted}, (SELECT count(*) FROM model_replicas) AS replicas")
 
 
-@pytest.mark.parametrize("words", COMMANDS)
 def test_without_a_gateway_the_command_says_how_to_start_it(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = make_settings(gateway_url="http://127.0.0.1:1")
-    with pytest.raises(ModelEndpointUnavailable, match=r"does not answer.*`megaflow up`, or --no-check"):
-        CommandLine(settings, monkeypatch)(*words)
-
-
-def test_models_of_the_replay_engine_and_producers_need_no_gateway(make_settings: MakeSettings) -> None:
-    with MegaFlow(make_settings(gateway_url="http://127.0.0.1:1")) as flow:
-        assert flow.check_model("replay") == flow.check_model("replay:night") == []
-        with pytest.raises(ModelEndpointUnavailable):
-            flow.check_model(ModelChoice(name="m", base_url=DEAD))
+    for words in COMMANDS:
+        with pytest.raises(ModelEndpointUnavailable, match=r"does not answer.*`megaflow up`, or --no-check"):
+            CommandLine(settings, monkeypatch)(*words)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import LimitInvalid, MegaFlowError, SampleRefused, UnknownName
+from app.errors import LimitInvalid, SampleRefused, UnknownName
 from app.ledger import experience, model_replicas
 from app.ledger.database import Database
 from app.model_service.publishing import publish
@@ -85,20 +85,6 @@ async def test_a_version_that_fails_its_probe_is_refused_and_the_old_one_is_back
         assert await _version_of_next_call(g) == "v3"
 
 
-async def test_an_engine_with_neither_version_gets_no_calls(make_settings: MakeSettings) -> None:
-    async with serving(make_settings, old=None) as (g, engine):
-        with pytest.raises(SampleRefused, match=f"{engine.url} may serve neither version.*megaflow models resume"):
-            await published(g, weights="broken")
-        assert _states(g) == ({"v1": "live", "v2": "refused"}, [("v1", "held")])
-        waiting = asyncio.create_task(_version_of_next_call(g))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(waiting), 0.5)
-        with pytest.raises(LimitInvalid, match="found some that a publication holds"):
-            await published(g, "v3")
-        await asyncio.to_thread(model_replicas.resume, g.database, MODEL)
-        assert await waiting == "v1"
-
-
 async def test_the_one_publisher_of_a_policy_takes_over_what_its_killed_publication_held(
     make_settings: MakeSettings,
 ) -> None:
@@ -120,33 +106,6 @@ async def test_weights_that_cannot_be_are_refused_by_name(make_settings: MakeSet
         with pytest.raises(SampleRefused, match=f"version 'v2' of {MODEL} is refused: .*{said}"):
             await published(g, weights=weights)
         assert engine.weights == 0.0
-        assert _states(g)[1] == [("v1", "active")]
-
-
-async def test_what_cannot_be_published_changes_nothing(make_settings: MakeSettings) -> None:
-    async with serving(make_settings, EngineKind.VLLM) as (g, engine):
-        with pytest.raises(LimitInvalid, match=r"expected an engine that loads weights from disk.*found vllm"):
-            await published(g)
-        await asyncio.to_thread(experience.publish, g.database, MODEL, "v2")
-        await published(g, "v3", None, probe=a_probe(0.0))
-        for number, version in ((1, "v2"), (2, "v3")):
-            with pytest.raises(SampleRefused, match=f"found '{version}', number {number}: versions do not go back"):
-                await published(g, version, None)
-        with pytest.raises(SampleRefused, match="does not serve these weights; the version before it stays"):
-            await published(g, "v4", None)
-        with pytest.raises(UnknownName):
-            await asyncio.to_thread(publish, g.settings, g.database, "other", "v1", unverified=True)
-        assert not engine.updates
-        versions = {"v1": "live", "v2": "published", "v3": "live", "v4": "refused"}
-        assert _states(g) == (versions, [("v3", "active")])
-
-
-async def test_without_a_gateway_nothing_changes(make_settings: MakeSettings) -> None:
-    async with serving(make_settings) as (g, engine):
-        settings = g.settings.model_copy(update={"gateway_url": (g.url, "http://127.0.0.1:1")})
-        with pytest.raises(MegaFlowError, match=r"127\.0\.0\.1:1 does not answer"):
-            await asyncio.to_thread(publish, settings, g.database, MODEL, "v2", "new", a_probe(1.0))
-        assert not engine.updates
         assert _states(g)[1] == [("v1", "active")]
 
 
@@ -217,3 +176,21 @@ def test_the_command_line_reads_probes(megaflow: CommandLine, tmp_path: Path) ->
     file.write_text(json.dumps({"token_ids": IDS, "logprobs": TokenEngine().scores(IDS, 0.0)}))
     with pytest.raises(UnknownName):
         megaflow("models", "publish", "m", "--version", "v2", "--probe", str(file))
+
+
+async def test_what_cannot_be_published_changes_nothing(make_settings: MakeSettings) -> None:
+    async with serving(make_settings, EngineKind.VLLM) as (g, engine):
+        with pytest.raises(LimitInvalid, match=r"expected an engine that loads weights from disk.*found vllm"):
+            await published(g)
+        await asyncio.to_thread(experience.publish, g.database, MODEL, "v2")
+        await published(g, "v3", None, probe=a_probe(0.0))
+        for number, version in ((1, "v2"), (2, "v3")):
+            with pytest.raises(SampleRefused, match=f"found '{version}', number {number}: versions do not go back"):
+                await published(g, version, None)
+        with pytest.raises(SampleRefused, match="does not serve these weights; the version before it stays"):
+            await published(g, "v4", None)
+        with pytest.raises(UnknownName):
+            await asyncio.to_thread(publish, g.settings, g.database, "other", "v1", unverified=True)
+        assert not engine.updates
+        versions = {"v1": "live", "v2": "published", "v3": "live", "v4": "refused"}
+        assert _states(g) == (versions, [("v3", "active")])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,24 +14,15 @@ from app.environments.runtimes.oci.provider import watch_of
 from app.environments.runtimes.setup import setup_key
 from app.errors import (
     EnvironmentFailed,
-    EnvironmentVanished,
     HostDiskFull,
     ImageUnfit,
 )
 from app.host import disk_watch
-from app.host.cgroups import Cgroup
 from app.host.slots import turn
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration.docker_fixture import tags_of
 from tests.integration.oci_fixture import add_image, create, left_over
-from tests.waiting import eventually
-
-
-def test_names_resolve_to_the_environment_itself(own: OciEnvironment) -> None:
-    assert own.run("hostname; cat /etc/hostname", timeout_s=10).stdout == b"environment\nenvironment\n"
-    assert b"127.0.0.1\tlocalhost" in own.get("/etc/hosts")
-    assert own.run("echo 10.0.0.1 other >> /etc/hosts", timeout_s=10).ok
 
 
 def test_the_images_variables_and_user_hold(oci: OciProvider, oci_programs: Path, oci_settings: Settings) -> None:
@@ -41,18 +30,6 @@ def test_the_images_variables_and_user_hold(oci: OciProvider, oci_programs: Path
     spec = EnvironmentSpec(image=image_id, env={"B": "task"}, workdir="/tmp")
     environment = create(oci, spec, oci_settings)
     assert environment.run('echo "$A $B"; id -u', timeout_s=10).stdout == b"image task\n1234\n"
-    environment.destroy()
-
-
-def test_a_working_folder_behind_a_link_is_made_inside(
-    oci: OciProvider, tmp_path: Path, oci_programs: Path, oci_settings: Settings
-) -> None:
-    (tmp_path / "layer").mkdir()
-    (tmp_path / "layer" / "out").symlink_to(tmp_path)
-    image_id = add_image(oci.store, {"sha256:programs": oci_programs, "sha256:link": tmp_path / "layer"})
-    environment = create(oci, EnvironmentSpec(image=image_id, workdir="/out/deep"), oci_settings)
-    assert environment.run("pwd -P", timeout_s=10).stdout.decode() == f"{tmp_path}/deep\n"
-    assert not (tmp_path / "deep").exists()
     environment.destroy()
 
 
@@ -67,18 +44,6 @@ def test_an_image_of_127_layers_starts(
         layers[f"sha256:{number:064x}"[::-1][:64]] = folder
     environment = create(oci, EnvironmentSpec(image=add_image(oci.store, layers)), oci_settings)
     assert environment.run("ls /f0 /f125", timeout_s=10).ok
-    environment.destroy()
-
-
-def test_an_image_with_the_same_layer_twice_starts(
-    oci: OciProvider, tmp_path: Path, oci_programs: Path, oci_settings: Settings
-) -> None:
-    image_id = add_image(oci.store, {"sha256:programs": oci_programs})
-    image = oci.store.image(image_id)
-    assert image is not None
-    oci.store.announce(replace(image, layers=image.layers * 2))
-    environment = create(oci, EnvironmentSpec(image=image_id), oci_settings)
-    assert environment.run("true", timeout_s=10).ok
     environment.destroy()
 
 
@@ -115,14 +80,6 @@ def test_on_a_full_disk_only_the_largest_of_all_processes_environments_ends(
     assert small.run("true", timeout_s=10).ok
     small.destroy()
     large.destroy()
-
-
-def test_when_the_first_process_dies_commands_say_so(own: OciEnvironment) -> None:
-    first = own._body.pid
-    os.kill(first, 9)
-    eventually(lambda: first not in own._body.cgroup.processes())  # it dies by and by
-    with pytest.raises(EnvironmentVanished, match="not running"):
-        own.run("true", timeout_s=5)
 
 
 def test_a_set_up_runs_once_and_its_files_are_in_every_environment(
@@ -173,49 +130,6 @@ def untried(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_known", {})
     for note in (settings.home / "run").glob("oci-allowed-*"):
         note.unlink()
-
-
-def test_a_trial_that_fails_says_why_and_leaves_nothing(
-    oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unmountable(*anything: object) -> None:
-        raise OSError(1, "Operation not permitted", "overlay")
-
-    untried(oci_settings, monkeypatch)
-    monkeypatch.setattr("app.host.kernel.mount", unmountable)
-    assert "overlay" in (probe.available(oci_settings) or "")
-    assert list((oci_settings.home / "run").glob("oci-trial-*")) == []
-
-
-def test_what_a_killed_trial_left_is_ended_by_the_next(oci_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_looked_at", lambda body: None)
-    with monkeypatch.context() as killed:
-        killed.setattr(probe.OciInstance, "end", lambda self: None)
-        killed.setattr(probe.shutil, "rmtree", lambda *args, **kwargs: None)
-        untried(oci_settings, monkeypatch)
-        assert probe.available(oci_settings) is None
-    places = list((oci_settings.home / "run").glob("oci-trial-*"))
-    names = [folder.name for place in places for folder in (place / "environments" / "oci").iterdir()]
-    assert len(names) == 1
-    assert all(Cgroup(name).processes() for name in names)
-    untried(oci_settings, monkeypatch)
-    assert probe.available(oci_settings) is None
-    assert all(place.exists() for place in places), "a young one may be under way"
-    monkeypatch.setattr(probe, "_YOUNG_S", -1.0)
-    untried(oci_settings, monkeypatch)
-    assert probe.available(oci_settings) is None
-    assert not any(place.exists() or Cgroup(name).processes() for place in places for name in names)
-
-
-def test_a_refusal_is_tried_anew_after_a_minute(oci_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    untried(oci_settings, monkeypatch)
-    with monkeypatch.context() as without:
-        without.setattr(probe, "runtime_of", lambda: None)
-        assert probe.available(oci_settings) is not None
-    assert probe.available(oci_settings) is not None, "not asked for every task"
-    clock = time.monotonic
-    monkeypatch.setattr(probe.time, "monotonic", lambda: clock() + 61.0)
-    assert probe.available(oci_settings) is None
 
 
 def test_who_hangs_at_a_start_is_ended_at_the_deadline(

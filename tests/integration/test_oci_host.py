@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,16 +13,30 @@ import pytest
 from app.environments.runtimes.oci import OciProvider, specification
 from app.environments.sweeper import Sweeper
 from app.errors import EnvironmentFailed, SetupFailed
-from app.host import disk, environment_records, kernel, mount_namespace, trees
+from app.host import disk, environment_records, trees
 from app.host.disk import DiskUsage
-from app.host.environment_records import Record
-from app.images import link_layers
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings
 from megaflow.contract.environments.fixture import sweep_all
 from tests.integration.docker_fixture import tags_of
 from tests.integration.oci_fixture import MEBI, alive, left_over
-from tests.services import missing
+
+
+def deep(folder: Path, levels: int) -> None:
+    """Folders in each other, and a file of 64 KiB in the lowest."""
+    folder.mkdir()
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("a folder", dir_fd=here)
+        below = os.open("a folder", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    file = os.open("bottom", os.O_WRONLY | os.O_CREAT, dir_fd=here)
+    os.write(file, bytes(64 * KIBI))
+    os.fsync(file)
+    os.close(file)
+    os.close(here)
+
 
 WORKER = """
 import sys, threading
@@ -110,18 +121,6 @@ def test_an_adopted_environment_is_its_new_owners(
     environment.destroy()
 
 
-def test_a_record_torn_by_a_full_disk_is_nobodys_and_goes_when_it_is_old(
-    oci: OciProvider, oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = oci._site.records
-    kept.write(Record("torn", {"megaflow": "x"}, "x", "y"))
-    (kept.place("torn") / "record.json").write_text('{"id": "torn", "lab')
-    assert sweep_all(oci_settings) == 0
-    monkeypatch.setattr(environment_records, "_YOUNG_S", 0.0)
-    assert sweep_all(oci_settings) == 1
-    assert left_over(oci_settings.home) == []
-
-
 @pytest.fixture
 def shared(tiny: EnvironmentSpec) -> EnvironmentSpec:
     return tiny.model_copy(update={"reuse": Reuse.SHARED_READONLY})
@@ -173,20 +172,14 @@ def test_set_up_commands_that_leave_more_than_files_are_refused(
 KIBI = 1 << 10
 
 
-def deep(folder: Path, levels: int) -> None:
-    """Folders in each other, and a file of 64 KiB in the lowest."""
-    folder.mkdir()
-    here = os.open(folder, os.O_RDONLY)
-    for _ in range(levels):
-        os.mkdir("a folder", dir_fd=here)
-        below = os.open("a folder", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = below
-    file = os.open("bottom", os.O_WRONLY | os.O_CREAT, dir_fd=here)
-    os.write(file, bytes(64 * KIBI))
-    os.fsync(file)
-    os.close(file)
-    os.close(here)
+def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "kept").write_bytes(bytes(100 * KIBI))
+    (tmp_path / "top").mkdir()
+    (tmp_path / "top" / "link").symlink_to(tmp_path / "other")
+    assert DiskUsage.of(tmp_path / "top").size_bytes < 50 * KIBI
+    assert trees.remove(tmp_path / "top") == 1
+    assert (tmp_path / "other" / "kept").exists()
 
 
 def test_what_no_path_leads_to_counts_and_goes(tmp_path: Path) -> None:
@@ -196,16 +189,6 @@ def test_what_no_path_leads_to_counts_and_goes(tmp_path: Path) -> None:
     assert trees.remove(tmp_path / "top") == 1201
     assert list(tmp_path.iterdir()) == []
     assert (trees.remove(tmp_path / "top"), DiskUsage.of(tmp_path / "top")) == (0, DiskUsage())
-
-
-def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "kept").write_bytes(bytes(100 * KIBI))
-    (tmp_path / "top").mkdir()
-    (tmp_path / "top" / "link").symlink_to(tmp_path / "other")
-    assert DiskUsage.of(tmp_path / "top").size_bytes < 50 * KIBI
-    assert trees.remove(tmp_path / "top") == 1
-    assert (tmp_path / "other" / "kept").exists()
 
 
 def test_a_folder_that_moves_while_it_is_looked_at_hides_nothing_else(
@@ -231,87 +214,3 @@ def test_a_folder_that_moves_while_it_is_looked_at_hides_nothing_else(
     assert moved
     assert whole - 100 * KIBI <= found <= whole, "two of three are counted, and nothing from outside"
     assert found >= 2 * 64 * KIBI
-
-
-def test_a_file_with_two_names_takes_its_bytes_once(tmp_path: Path) -> None:
-    (tmp_path / "one").write_bytes(bytes(64 * KIBI))
-    once = DiskUsage.of(tmp_path)
-    os.link(tmp_path / "one", tmp_path / "other")
-    assert DiskUsage.of(tmp_path) == DiskUsage(once.size_bytes, 2)
-
-
-def test_counting_ends_a_little_above_the_most_that_a_limit_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk, "MOST_FILES", 10)
-    for number in range(50):
-        (tmp_path / str(number)).touch()
-    assert DiskUsage.of(tmp_path).files == 11
-
-
-OPAQUE = "trusted.overlay.opaque"
-
-
-@pytest.fixture
-def layer(tmp_path: Path) -> Path:
-    """A layer as overlayfs keeps it."""
-    if os.geteuid() != 0:
-        missing("root")
-    return filled(tmp_path / "layer")
-
-
-@pytest.fixture
-def elsewhere() -> Iterator[Path]:
-    """A folder of another file system."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as found:
-        yield Path(found)
-
-
-def filled(folder: Path) -> Path:
-    (folder / "d").mkdir(parents=True)
-    (folder / "d" / "f").write_text("content")
-    os.link(folder / "d" / "f", folder / "d" / "same")
-    (folder / "d" / "f").chmod(0o4755)
-    os.chown(folder / "d", 12, 34)
-    os.utime(folder / "d" / "f", ns=(10**18, 10**18))
-    os.mknod(folder / "gone", stat.S_IFCHR | 0o600, os.makedev(0, 0))
-    os.mknod(folder / "disk", stat.S_IFBLK | 0o600, os.makedev(8, 0))
-    (folder / "link").symlink_to("/nowhere")
-    os.lchown(folder / "link", 5, 6)
-    os.setxattr(folder / "d", OPAQUE, b"y")
-    return folder
-
-
-def test_a_folder_mounted_onto_itself_is_linked_and_a_disk_of_its_own_is_not_mistaken(
-    layer: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "new").mkdir()
-
-    def covered() -> tuple[bool, bool]:
-        kernel.mount(str(layer), str(layer), None, 4096)  # as engines bind their folder
-        link_layers._uncover(layer)
-        once = os.path.exists(layer / "d")
-        kernel.mount("tmpfs", str(layer), "tmpfs", 0)  # and as a disk for data hides what was there before
-        (layer / "of the disk").touch()
-        link_layers._uncover(layer)
-        return once, os.path.exists(layer / "of the disk")
-
-    assert mount_namespace.apart(covered, needs=tmp_path) == (True, True)
-
-    def linked() -> bool:
-        kernel.mount(str(layer), str(layer), None, 4096)
-        link_layers._unpacked(layer, tmp_path / "new")
-        return (tmp_path / "new" / "d" / "f").samefile(layer / "d" / "f")
-
-    assert mount_namespace.apart(linked, needs=tmp_path)
-
-
-def test_on_another_disk_it_is_left_to_the_export(layer: Path, elsewhere: Path) -> None:
-    with pytest.raises(link_layers.Entangled, match="cannot be linked"):
-        link_layers.take(layer, elsewhere)
-
-
-def test_a_file_that_means_something_only_with_other_layers_is_left_to_the_export(layer: Path, elsewhere: Path) -> None:
-    os.setxattr(layer / "d" / "f", "trusted.overlay.metacopy", b"")
-    with pytest.raises(link_layers.Entangled):
-        link_layers.take(layer, elsewhere)

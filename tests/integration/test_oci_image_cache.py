@@ -6,7 +6,7 @@ A real registry, a real store, real environments.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from app.images.references import built_for_all, key_of
 from app.images.unpacked_images import OciImages
 from app.models.spec import Build, Bundle, Compose, EnvironmentSpec
 from app.settings import Settings
-from megaflow.contract.environments.fixture import sweep_all, tar_of
+from megaflow.contract.environments.fixture import tar_of
 from tests.integration.docker_fixture import tags_of
 from tests.integration.test_images import age
 from tests.integration.test_oci_images import packed, push_image
@@ -49,13 +49,6 @@ def settings(oci_settings: Settings, oci_cache: Path) -> Settings:
 
 
 @pytest.fixture
-def provider(settings: Settings) -> Iterator[OciProvider]:
-    made = provider_of(settings)
-    yield made
-    sweep_all(settings)
-
-
-@pytest.fixture
 def cache(settings: Settings) -> ImageCache:
     return ImageCache(settings, fresh_s=0.0)
 
@@ -74,10 +67,6 @@ def push(registry: str) -> Push:
 
 def a_layer(content: bytes) -> bytes:
     return tar_of({f"f-{os.urandom(4).hex()}": content})
-
-
-def provider_of(settings: Settings) -> OciProvider:
-    return OciProvider(settings, fetch_bundle=lambda _: b"")
 
 
 def images_of(settings: Settings) -> OciImages:
@@ -191,13 +180,6 @@ def test_a_recipe_comes_from_the_mirror_and_the_host_says_that_it_has_it(setting
     assert key_of(RECIPE) in presence.here()
     assert evicted(settings, 1) != []
     assert key_of(RECIPE) not in presence.here()
-
-
-def test_a_pull_makes_room_first_when_the_disk_is_above_its_high_mark(settings: Settings, push: Push) -> None:
-    old, new = push("old", 10 * KILO), push("new", KILO)
-    pull(settings, old)
-    age(settings)
-    assert set(pull(tight(settings, 1), new)) == here(settings)
 
 
 def test_a_disk_that_fills_gets_room_by_what_nobody_needs_else_it_is_told_and_nothing_is_left(

@@ -20,7 +20,7 @@ import pytest
 import requests
 
 from app.environments.runtimes.oci import OciProvider
-from app.errors import EngineUnavailable, ImageDenied, ImageMissing, ImageUnavailable, ImageUnfit
+from app.errors import ImageDenied, ImageMissing, ImageUnavailable, ImageUnfit
 from app.host import kernel
 from app.host.engine import engine_of
 from app.images import engine_layers
@@ -29,12 +29,18 @@ from app.images.layer_store import ImageStore, StoredImage
 from app.images.pull_source import PullSource, noted
 from app.images.references import Reference
 from app.images.registry_pull import pull
-from app.models.spec import Build, Bundle, EnvironmentSpec
+from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration.docker_fixture import tags_of
 from tests.integration.fake_registry import standing
 from tests.integration.oci_fixture import add_image
 from tests.services import missing
+
+
+def _fail(folder: Path) -> int:
+    (folder / "half").touch()
+    raise ValueError("half way")
+
 
 LISTING = "find / -xdev -path /proc -prune -o -path /dev -prune -o -path /sys -prune -o -print | sort"
 OURS = (
@@ -104,28 +110,6 @@ def test_an_engines_image_is_the_same_here(
     if way == "linked":
         (program,) = (oci.store.layers / image.layers[0]).glob("bin/bash")
         assert program.stat().st_nlink > 1, "the engine's files were copied, not linked"
-
-
-@pytest.mark.docker
-def test_an_image_that_the_engine_forgets_stays_usable(
-    oci: OciProvider, oci_settings: Settings, docker_engine: str, oci_programs: Path
-) -> None:
-    client = docker.from_env()
-    tag = f"megaflow-test-{uuid.uuid4().hex[:8]}"
-    client.api.import_image_from_data(packed(oci_programs), repository=tag)
-    provider = OciProvider(oci_settings.model_copy(update={"docker_url": None}), fetch_bundle=lambda bundle: b"")
-    image_id = provider.prepare_image(EnvironmentSpec(image=tag), timeout_s=60)
-    client.images.remove(tag, force=True)
-    client.close()
-    environment = oci.create(EnvironmentSpec(image=image_id), tags_of(oci_settings.installation), timeout_s=30)
-    assert environment.run("bash -c 'echo works'", timeout_s=10).stdout == b"works\n"
-    environment.destroy()
-
-
-def test_a_recipe_without_an_engine_says_what_it_needs(oci: OciProvider, oci_settings: Settings) -> None:
-    bundle = Bundle(sha256="0" * 64, size_bytes=1)
-    with pytest.raises(EngineUnavailable, match="engine to build"):
-        oci.prepare_image(EnvironmentSpec(build=Build(context=bundle)), timeout_s=5)
 
 
 def sha(data: bytes) -> str:
@@ -225,12 +209,6 @@ def test_an_image_is_pulled_without_an_engine_and_once(
     environment.destroy()
 
 
-def test_an_image_for_another_machine_is_refused_with_what_there_is(tmp_path: Path, registry: str) -> None:
-    push_image(registry, "x", [], "s390x")
-    with pytest.raises(ImageUnavailable, match=rf"expected an image for linux/{kernel.machine()}, .*no image"):
-        pull(Reference.parse(f"{registry}/x"), ImageStore(tmp_path), soon())
-
-
 @pytest.mark.parametrize(
     ("architecture", "system", "listed", "found"),
     [
@@ -251,15 +229,6 @@ def test_an_image_for_another_machine_or_system_is_refused_by_its_own_word_and_l
         pull(Reference.parse(f"{registry}/x"), store, soon())
     assert not list(tmp_path.glob("home/**/*.json"))
     assert list(store.layers.iterdir()) == []
-
-
-def test_a_manifest_alone_and_one_that_does_not_say_its_machine_are_taken(tmp_path: Path, registry: str) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "f").write_text("ours")
-    plain, store = packed(tmp_path / "a"), ImageStore(tmp_path / "home")
-    for name, machine in (("alone", kernel.machine()), ("silent", "")):
-        image_id = push_image(registry, name, [(plain, plain)], machine, listed=None)
-        assert pull(Reference.parse(f"{registry}/{name}"), store, soon()).id == image_id
 
 
 def test_a_layer_with_another_content_than_its_configuration_says_is_refused(tmp_path: Path, registry: str) -> None:
@@ -292,18 +261,6 @@ def test_without_an_engine_an_image_is_missing_only_where_all_who_may_have_it_sa
         assert refused(closed.host) is ImageDenied
 
 
-def test_a_layer_that_could_not_be_made_leaves_nothing(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path)
-    with pytest.raises(ValueError, match="half way"):
-        store.add_layer("name", _fail, timeout_s=1)
-    assert list(store.layers.iterdir()) == []
-
-
-def _fail(folder: Path) -> int:
-    (folder / "half").touch()
-    raise ValueError("half way")
-
-
 def test_an_image_in_use_is_not_removed_and_shared_layers_stay(
     oci: OciProvider, oci_settings: Settings, oci_programs: Path, tmp_path: Path
 ) -> None:
@@ -320,6 +277,13 @@ def test_an_image_in_use_is_not_removed_and_shared_layers_stay(
     assert (oci.store.image(large), oci.store.image(small) is not None) == (None, True)
     assert forget(home, small) > 0
     assert [one for one in oci.store.layers.iterdir() if not one.name.startswith("y")] == []
+
+
+def test_a_layer_that_could_not_be_made_leaves_nothing(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+    with pytest.raises(ValueError, match="half way"):
+        store.add_layer("name", _fail, timeout_s=1)
+    assert list(store.layers.iterdir()) == []
 
 
 def test_what_killed_processes_left_is_tidied_away(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from app.environments.runtimes.oci import OciEnvironment, OciProvider, probe
 from app.host import kernel
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from tests.integration.oci_fixture import add_image, create
+from tests.integration.oci_fixture import create
 from tests.services import missing
 
 
@@ -51,32 +51,6 @@ def test_nothing_of_the_host_changes_its_owner(own: OciEnvironment) -> None:
     assert os.stat("/dev/null").st_uid == 0
 
 
-def test_what_is_given_away_does_not_use_up_the_numbers(
-    monkeypatch: pytest.MonkeyPatch, oci_settings: Settings
-) -> None:
-    monkeypatch.setattr(users, "_MOST", 2)
-    pool, helper = users.UserPool(), binary(oci_settings.home)
-    taken = [pool.acquire(helper) for _ in range(5)]
-    assert len({one.first for one in taken}) == 2
-    pool.release(taken[-1])
-    assert taken[-1] in taken[:-1]
-    assert list(pool._free) == [], "another has them still"
-    for one in taken[:-1]:
-        pool.release(one)
-    assert len(pool._free) == 2
-    for one in {one.namespace for one in taken}:
-        os.close(one)
-
-
-def test_owners_on_the_disk_are_those_inside(own: OciEnvironment) -> None:
-    done = own.run("touch /a; chown 1234:5 /a; mkdir /b; chmod 700 /bin/env; chown 7 /bin/env", timeout_s=10)
-    assert done.ok, done.text()
-    upper = own._body.place.upper
-    found = {name: (upper / name).stat() for name in ("a", "b", "bin/env", "testbed")}
-    owners = {name: (about.st_uid, about.st_gid) for name, about in found.items()}
-    assert owners == {"a": (1234, 5), "b": (0, 0), "bin/env": (7, 0), "testbed": (0, 0)}
-
-
 def test_what_a_set_up_made_has_its_owners_in_the_next_environment(
     oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings
 ) -> None:
@@ -89,23 +63,6 @@ def test_what_a_set_up_made_has_its_owners_in_the_next_environment(
         told = environment.run("stat -c '%n %u %g' /a /d /testbed; ls /bin/tail", timeout_s=10)
         assert told.stdout == b"/a 1234 5\n/d 9 0\n/testbed 0 0\n"
         environment.destroy()
-
-
-def test_files_of_owners_beyond_the_numbers_can_be_used_as_anybody_may(
-    oci: OciProvider, tmp_path: Path, oci_programs: Path, oci_settings: Settings
-) -> None:
-    (tmp_path / "layer").mkdir()
-    for name, owner in (("far", 1_000_000), ("root", users.SIZE)):
-        (tmp_path / "layer" / name).write_text("read\n")
-        (tmp_path / "layer" / name).chmod(0o666)
-        os.chown(tmp_path / "layer" / name, owner, owner)
-    image_id = add_image(oci.store, {"sha256:programs": oci_programs, "sha256:far": tmp_path / "layer"})
-    environment = create(oci, EnvironmentSpec(image=image_id), oci_settings)
-    told = environment.run("echo written >> /far && cat /far && stat -c %u /far /root", timeout_s=10)
-    assert told.text() == "read\nwritten\n65534\n65534\n"
-    assert (environment._body.place.upper / "far").stat().st_uid == 1_000_000
-    assert not environment.run("chown 0 /far", timeout_s=10).ok, "they are not root's inside"
-    environment.destroy()
 
 
 def test_where_the_kernel_cannot_translate_there_are_no_such_environments(
@@ -134,3 +91,12 @@ def test_a_namespace_keeps_no_process_and_needs_a_host_that_lets_it_be_made(oci_
         os.close(made.namespace)
     with pytest.raises(OSError, match="user namespace could not be made"):
         users.Users.fresh(Path("/bin/false"))
+
+
+def test_owners_on_the_disk_are_those_inside(own: OciEnvironment) -> None:
+    done = own.run("touch /a; chown 1234:5 /a; mkdir /b; chmod 700 /bin/env; chown 7 /bin/env", timeout_s=10)
+    assert done.ok, done.text()
+    upper = own._body.place.upper
+    found = {name: (upper / name).stat() for name in ("a", "b", "bin/env", "testbed")}
+    owners = {name: (about.st_uid, about.st_gid) for name, about in found.items()}
+    assert owners == {"a": (1234, 5), "b": (0, 0), "bin/env": (7, 0), "testbed": (0, 0)}

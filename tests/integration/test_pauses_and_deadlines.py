@@ -12,10 +12,10 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from app.errors import AmbiguousName, UnknownName, WaitTimeout
+from app.errors import UnknownName, WaitTimeout
 from app.ledger import instances, pauses, tasks, users
 from app.ledger.database import Database, Listener
-from app.ledger.events import OUTCOME, WORK
+from app.ledger.events import OUTCOME
 from tests.building import RETRY
 from tests.integration.command import CommandLine
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one, paused
@@ -25,18 +25,6 @@ def place(database: Database, task_id: UUID) -> tuple[bool, ...]:
     """In line; due by now; put off for ever."""
     place = "in_line, available_at <= clock_timestamp() AS due, available_at > '9000-01-01' AS off"
     return tuple(one(database, f"SELECT {place} FROM tasks WHERE id = :id", id=task_id))
-
-
-def test_pausing_and_resuming_at_once_leaves_no_task_put_off(database: Database) -> None:
-    """A second pause found the first one's row, and put tasks off after the resumption had taken that row away."""
-    run_id = a_run(database)
-    ids = [a_task(database, run_id) for _ in range(20)]
-    for _ in range(40):
-        verbs = [pauses.pause, pauses.pause, pauses.resume]
-        with ThreadPoolExecutor(len(verbs)) as threads:
-            for done in [threads.submit(verb, database, str(run_id)) for verb in verbs]:
-                done.result()
-        assert {place(database, one)[2] for one in ids} == {bool(paused(database))}
 
 
 def test_a_paused_runs_tasks_leave_the_line_and_come_back(database: Database) -> None:
@@ -58,55 +46,6 @@ def test_a_paused_runs_tasks_leave_the_line_and_come_back(database: Database) ->
     # Not in line yet: the dispatcher puts delayed tasks there whose time has come.
     assert place(database, waiting) == (False, True, False)
     assert place(database, delayed) == (False, False, False)
-
-
-def test_resuming_leaves_alone_what_is_delayed_for_another_reason(database: Database) -> None:
-    run_id = a_run(database)
-    pauses.pause(database, "night")
-    backed_off = a_task(database, run_id, in_line=False, available_at=ago(-3600))
-    pauses.resume(database, "night")
-    assert place(database, backed_off) == (False, False, False)
-
-
-def test_a_second_pause_or_resumption_says_so_and_changes_nothing(database: Database) -> None:
-    a_run(database)
-    assert pauses.pause(database, "night", "first").changed
-    since = paused(database)[0].since
-    assert not pauses.pause(database, "night", "second").changed
-    assert [(row.since, row.reason) for row in paused(database)] == [(since, "first")]
-    assert pauses.resume(database, "night").changed
-    assert not pauses.resume(database, "night").changed
-    assert facts(database) == [("run.paused", {"reason": "first"}), ("run.resumed", {})]
-
-
-def test_a_second_pause_takes_along_what_came_into_line_meanwhile(database: Database) -> None:
-    run_id = a_run(database)
-    pauses.pause(database, "night")
-    reopened = a_task(database, run_id)
-    pauses.pause(database, "night")
-    assert place(database, reopened) == (False, False, True)
-
-
-def test_pausing_and_resuming_wake_the_dispatcher(database: Database) -> None:
-    run_id = a_run(database)
-    ear = Listener(database, WORK)
-    ear.wait(0)
-    pauses.pause(database, "night", "why not")
-    assert ear.wait(5) == [""]
-    pauses.resume(database, "night")
-    assert ear.wait(5) == [""]
-    ear.close()
-    assert facts(database) == [("run.paused", {"reason": "why not"}), ("run.resumed", {})]
-    assert one(database, "SELECT count(*) AS n FROM events WHERE run_id = :id", id=run_id).n == 2
-
-
-def test_when_something_was_paused_stays_known(database: Database) -> None:
-    run_id = a_run(database)
-    pauses.pause(database, "night")
-    pauses.resume(database, "night")
-    pauses.pause(database, "night")
-    known = "SELECT count(*), count(until) FROM bindings WHERE limit_name = :limit"
-    assert tuple(one(database, known, limit=f"pause:run:{run_id}")) == (2, 1)
 
 
 def test_people_pause_and_resume_by_name(database: Database, megaflow: CommandLine) -> None:
@@ -166,18 +105,6 @@ def test_drain_waits_until_the_instances_are_gone(database: Database, megaflow: 
     leaver.join()
 
 
-def test_what_is_drained_must_be_said_exactly(database: Database, megaflow: CommandLine) -> None:
-    for _ in range(2):
-        an_instance(database, mode="persistent", handle="4711")
-    with pytest.raises(AmbiguousName):
-        megaflow("drain", "4711")
-    with pytest.raises(UnknownName, match="unknown resource class 'gpu'; known: standard"):
-        megaflow("drain", "--class", "gpu")
-    with pytest.raises(SystemExit):
-        megaflow("drain")
-    assert {row.state for row in instances.live(database)} == {"ready"}
-
-
 def expire(database: Database) -> list[UUID]:
     with database.begin() as connection:
         return tasks.expire(connection, RETRY)
@@ -217,16 +144,6 @@ def test_what_waits_past_its_deadline_ends_at_once_and_its_client_is_told(databa
     assert ear.wait(5)
     ear.close()
     assert one(database, "SELECT finished_at IS NOT NULL AS ended FROM tasks WHERE id = :id", id=late).ended
-
-
-def test_an_admitted_task_ends_with_its_attempt(database: Database) -> None:
-    task_id = a_task(database, a_run(database), state="admitted", attempts=1, deadline_at=ago(1))
-    attempt_id = an_attempt(database, task_id)
-    assert expire(database) == []
-    assert task(database, task_id) == ("cancelled", "expired", "expired")
-    attempt = one(database, "SELECT state, end_reason, finished_at FROM attempts WHERE id = :id", id=attempt_id)
-    assert (attempt.state, attempt.end_reason) == ("cancelled", "expired")
-    assert attempt.finished_at is not None
 
 
 def test_what_runs_is_told_once_and_goes_on_until_it_stops(database: Database) -> None:

@@ -35,7 +35,7 @@ from app.tasks.attempt import publish
 from app.workers import host_care
 from app.workers.host_care import Reporter, left_to_others
 from tests.building import a_task, ready_instance
-from tests.integration.rows import every, one, write
+from tests.integration.rows import every, one
 from tests.services import MakeSettings, missing
 from tests.waiting import eventually
 
@@ -99,17 +99,6 @@ def test_a_message_goes_to_the_host_that_has_the_image(
     assert hosts_of(sent, database) == {"b1": "beta", "a1": "alpha", "b2": "beta", "a2": "alpha", "b3": "beta"}
 
 
-def test_with_one_host_messages_go_to_all_as_ever(
-    dispatcher: Dispatcher, database: Database, sent: list[QueuedMessage]
-) -> None:
-    for _ in range(2):
-        standing(database, "alpha")
-    host_images.report(database, "alpha", ["a1"])
-    submit(database, "x", "a1", "y")
-    dispatcher.pass_once()
-    assert hosts_of(sent, database) == {"x": None, "a1": None, "y": None}
-
-
 def test_a_host_that_was_sent_a_task_is_taken_to_pull_its_image(
     dispatcher: Dispatcher, database: Database, sent: list[QueuedMessage]
 ) -> None:
@@ -169,23 +158,6 @@ def test_a_project_goes_to_the_host_that_has_all_its_images_and_else_to_whoever_
     accept.accept(database, NewRun([TaskSpec(task=task, agent="nop", mode=Mode.PERSISTENT)]))
     dispatcher.pass_once()
     assert [item.host for item in sent] == ["beta"]
-
-
-def test_only_what_has_changed_is_written_and_a_silent_host_is_forgotten(database: Database) -> None:
-    def rows() -> dict[str, str]:
-        found = every(database, "SELECT image, xmin::text AS writer FROM host_images WHERE host = 'alpha'")
-        return {row.image: row.writer for row in found}
-
-    host_images.report(database, "alpha", ["i", "j"])
-    before = rows()
-    host_images.report(database, "alpha", ["j", "i", "k"])
-    assert {image: rows()[image] for image in before} == before
-    host_images.report(database, "alpha", ["k"])
-    assert rows().keys() == {"k"}
-    write(database, "UPDATE hosts SET seen_at = seen_at - interval '1 hour'")
-    host_images.report(database, "beta", [])
-    assert rows() == {}
-    assert one(database, "SELECT count(*) FROM hosts").count == 1
 
 
 def test_a_host_says_what_lies_unpacked_on_it_and_says_so_when_it_is_gone(

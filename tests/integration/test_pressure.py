@@ -53,16 +53,6 @@ async def test_a_gateway_reports_refusals_and_the_use_of_the_cache(
         engine.window.inside = 0
 
 
-def test_what_several_gateways_say_of_one_engine_is_added_up_and_forgotten_when_it_is_old(database: Database) -> None:
-    first = EngineLoad("http://e/v1", ("a", "b"), inside=3, waiting=1, queued=2, refused=1, kv_use=0.5)
-    second = EngineLoad("http://e/v1", ("b", "c"), inside=5, waiting=0, queued=2, refused=0, kv_use=0.6)
-    pressure.report_engines(database, "one", [first])
-    pressure.report_engines(database, "two", [second])
-    assert known_engines(database) == [EngineLoad("http://e/v1", ("a", "b", "c"), 8, 1, 2, 1, 0.6)]
-    write(database, "UPDATE engine_loads SET at = at - interval '1 minute' WHERE gateway = 'one'")
-    assert known_engines(database) == [second]
-
-
 def test_a_host_reports_its_pressure(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_care, "_LOOK_S", 0.05)
     host_images.report(database, "alpha", [])
@@ -240,9 +230,3 @@ def test_tasks_of_a_full_model_wait_and_others_pass_them(
         report(kv_use=0.2)
         assert running("writer") == count
     assert why(database, settings, more)[0] == []
-
-
-def test_a_model_with_one_engine_that_is_not_full_is_not_full() -> None:
-    full = EngineLoad("http://a/v1", ("m", "n"), 8, 8, 0, 0)
-    idle = EngineLoad("http://b/v1", ("m",), 1, 0, 0, 0, 0.45)
-    assert windows.by_model([full, idle]) == {"m": 0.5, "n": 5.0}

@@ -16,7 +16,6 @@ import pytest
 from app import evaluation
 from app.environments import listing
 from app.environments.contract import Environment, Tags
-from app.environments.networks import firewall
 from app.environments.pool import EnvironmentPool
 from app.environments.receipts import EnvironmentRecorder
 from app.environments.runtimes.docker.provider import DockerProvider
@@ -30,7 +29,7 @@ from app.ledger.database import Database
 from app.ledger.receipt_check import Inventory, ListedResource, compare
 from app.ledger.receipts import NewResource, ObjectKind, ObjectLine, Owner, Remover, of_run
 from app.models.endings import EndReason
-from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Mode, Network
+from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Mode
 from app.settings import Settings
 from app.workers import services
 from app.workers.attempt import carry_out
@@ -110,27 +109,6 @@ def kinds(database: Database) -> list[tuple[str, str, str | None]]:
     return [(kind, data["engine_id"], data.get("by")) for kind, data in ours]
 
 
-def test_a_line_is_written_once_and_ended_once(database: Database) -> None:
-    job = a_job(database)
-    for _ in range(2):
-        job.made("c1")
-    for by in (Remover.WORKER, Remover.SWEEPER):
-        job.gone("c1", by)
-    with database.begin() as connection:
-        receipts.vanished(connection, ["c1"])
-    line = job.line
-    assert line.destroyed_by == "worker"
-    assert line.destroyed_at is not None
-    assert line.created_at <= line.destroyed_at
-    assert kinds(database) == [("environment.created", "c1", None), ("environment.destroyed", "c1", "worker")]
-
-
-def test_an_end_without_a_beginning_makes_up_for_the_line(database: Database) -> None:
-    job = a_job(database)
-    job.gone("c1", Remover.SWEEPER, created_at=ago(30))
-    assert (job.line.created_at, job.line.destroyed_by) == (ago(30), "sweeper")
-
-
 def recipe(_: Bundle) -> bytes:
     return tar_of({"setup.sh": b"true\n"})
 
@@ -202,25 +180,6 @@ def test_what_is_gone_without_a_word_is_recorded_as_gone(
     kept.destroy()
 
 
-def test_what_stands_on_another_host_is_not_taken_for_gone(database: Database, settings: Settings) -> None:
-    job = a_job(database, "persistent", provider="static", handle="elsewhere:77")
-    job.made("c1")
-    job.grow_old()
-    Sweeper(settings, database).sweep({job.instance_id})
-    assert job.line.destroyed_at is None
-
-
-@pytest.mark.parametrize(("control", "expected"), [(False, None), (True, "unknown")])
-def test_what_was_launched_is_missed_only_where_the_control_plane_is(
-    database: Database, settings: Settings, control: bool, expected: str | None
-) -> None:
-    job = a_job(database)
-    job.made("f1", ObjectKind.FOLDER)
-    job.grow_old()
-    Sweeper(settings, database).sweep({job.instance_id}, control=control)
-    assert job.line.destroyed_by == expected
-
-
 @pytest.mark.parametrize(
     ("mode", "attempt", "instance", "why", "accounted"),
     [
@@ -252,30 +211,6 @@ def test_what_stands_has_a_reason(
     assert said.counts["container"] == {"made": 1, "gone": 0, "standing": 1}
 
 
-def test_a_container_that_another_run_has_now_is_lent(database: Database) -> None:
-    job = a_job(database, "persistent")
-    job.made("c1")
-    job.end_attempt(torn_down="x")
-    task_id = a_task(database, a_run(database), mode="persistent", state="running", attempts=1)
-    lent = {"state": "running", "instance_id": job.instance_id, "environment": {"id": "c1", "origin": "recycled"}}
-    other = an_attempt(database, task_id, mode="persistent", **lent)
-    assert job.line.why == f"lent to attempt {other} by the pool of instance {job.instance_id}"
-
-
-def test_instances_stand_on_it_with_their_times(database: Database) -> None:
-    job = a_job(database)
-    job.end_attempt()
-    job.end_instance()
-    said = of_run(database, job.run_id)
-    (line,) = said.instances
-    assert (line.id, line.attempts, line.exit_code, line.state) == (job.instance_id, 1, 0, "terminated")
-    assert line.ready_at == ago(5)
-    assert line.ended_at is not None
-    assert said.ended_at is not None
-    assert said.counts["instance"] == {"made": 1, "gone": 1, "standing": 0}
-    assert said.standing == []
-
-
 def _receipts(database: Database) -> list[dict[str, Any]]:
     return [data for kind, data in facts(database) if kind == "run.receipt"]
 
@@ -298,30 +233,12 @@ def test_a_run_gets_one_receipt_when_its_last_thing_is_gone(database: Database) 
     assert data == counts | {"made": {"container": 1}, "gone": {"container": 1}, "standing": []}
 
 
-def test_a_receipt_does_not_wait_for_what_a_pool_keeps_but_for_the_teardown(database: Database) -> None:
-    job = a_job(database, "persistent")
-    job.made("c1")
-    job.end_attempt()
-    assert receipts.issue(database) == []
-    job.end_attempt(torn_down="x")
-    assert receipts.issue(database) == [job.run_id]
-    (data,) = _receipts(database)
-    assert (data["standing"], data["instances_standing"]) == (["c1"], 1)
-
-
 def test_a_receipt_comes_at_last_even_when_something_never_goes(database: Database) -> None:
     job = a_job(database)
     job.made("c1")
     job.end_attempt(seconds_ago=600)
     assert receipts.issue(database) == [job.run_id]
     assert _receipts(database)[0]["standing"] == ["c1"]
-
-
-def test_a_run_whose_tasks_were_cancelled_in_line_gets_its_receipt(database: Database) -> None:
-    run_id = a_run(database)
-    a_task(database, run_id, state="cancelled", finished_at=ago(1))
-    assert receipts.issue(database) == [run_id]
-    assert _receipts(database)[0]["attempts"] == 0
 
 
 def _thing(job: Job, identity: str, **values: Any) -> ListedResource:
@@ -393,26 +310,6 @@ def test_an_attempt_leaves_a_receipt_that_agrees_with_this_host(database: Databa
     assert order == ["environment.created", "environment.destroyed"]
 
 
-def test_a_task_that_is_stopped_has_the_end_of_its_environment_on_record(
-    database: Database, settings: Settings
-) -> None:
-    job = a_job(database)
-    here = services.build(settings, pooled=True, max_idle=0)
-    token = StopToken()
-
-    def stop_at_the_phase(connection_database: Database, *values: Any, **named: Any) -> None:
-        if "environment_ready" in str(values):
-            token.stop(EndReason.CANCELLED)
-        original(connection_database, *values, **named)
-
-    original = attempts.record_phase
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempts, "record_phase", stop_at_the_phase)
-        assert carry_out(_claim(database, job, settings), here, token) is EndReason.CANCELLED
-    here.close()
-    assert job.line.destroyed_by == "worker"
-
-
 @pytest.fixture
 def engine(settings: Settings, docker_engine: str, base_image_tag: str) -> Iterator[Engine]:
     yield engine_of(settings)
@@ -450,6 +347,73 @@ def test_a_container_a_crash_and_the_sweeper_agree_with_the_engine(
     assert differences() == []
 
 
+def test_the_command_compares_and_says_so(
+    local: Recording, database: Database, settings: Settings, megaflow: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = a_job(database, provider="gone-by")
+    environment = local.create(FOLDER, job.tags(settings), timeout_s=30)
+    environment.destroy()
+    job.end_attempt()
+    job.end_instance(swept=True)
+    assert "agrees" in megaflow("receipt", job.run_id)
+    stray = local.provider.create(FOLDER, job.tags(settings), timeout_s=30)
+    monkeypatch.setattr(receipt_check, "_YOUNG_S", -1.0)
+    said = megaflow.run("receipt", job.run_id)
+    assert said.exit_code == 1
+    assert f"LEFT BEHIND: folder {stray.id}: never recorded" in said.output
+    found = megaflow.json("receipt", job.run_id)
+    assert [one["id"] for one in found["differences"]] == [stray.id]
+    assert found["agrees"] is False
+    assert [line["engine_id"] for line in found["receipt"]["objects"]] == [environment.id]
+    stray.destroy()
+
+
+def test_a_line_is_written_once_and_ended_once(database: Database) -> None:
+    job = a_job(database)
+    for _ in range(2):
+        job.made("c1")
+    for by in (Remover.WORKER, Remover.SWEEPER):
+        job.gone("c1", by)
+    with database.begin() as connection:
+        receipts.vanished(connection, ["c1"])
+    line = job.line
+    assert line.destroyed_by == "worker"
+    assert line.destroyed_at is not None
+    assert line.created_at <= line.destroyed_at
+    assert kinds(database) == [("environment.created", "c1", None), ("environment.destroyed", "c1", "worker")]
+
+
+def test_a_receipt_does_not_wait_for_what_a_pool_keeps_but_for_the_teardown(database: Database) -> None:
+    job = a_job(database, "persistent")
+    job.made("c1")
+    job.end_attempt()
+    assert receipts.issue(database) == []
+    job.end_attempt(torn_down="x")
+    assert receipts.issue(database) == [job.run_id]
+    (data,) = _receipts(database)
+    assert (data["standing"], data["instances_standing"]) == (["c1"], 1)
+
+
+def test_a_task_that_is_stopped_has_the_end_of_its_environment_on_record(
+    database: Database, settings: Settings
+) -> None:
+    job = a_job(database)
+    here = services.build(settings, pooled=True, max_idle=0)
+    token = StopToken()
+
+    def stop_at_the_phase(connection_database: Database, *values: Any, **named: Any) -> None:
+        if "environment_ready" in str(values):
+            token.stop(EndReason.CANCELLED)
+        original(connection_database, *values, **named)
+
+    original = attempts.record_phase
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attempts, "record_phase", stop_at_the_phase)
+        assert carry_out(_claim(database, job, settings), here, token) is EndReason.CANCELLED
+    here.close()
+    assert job.line.destroyed_by == "worker"
+
+
 @pytest.mark.docker
 def test_a_recycled_container_keeps_its_line_until_the_pool_lets_it_go(
     containers: Recording, database: Database, settings: Settings, base_image_tag: str
@@ -472,64 +436,3 @@ def test_a_recycled_container_keeps_its_line_until_the_pool_lets_it_go(
     assert of_run(database, other.run_id).objects == ()
     pool.close()
     assert job.line.destroyed_by == "worker"
-
-
-@pytest.mark.docker
-def test_volumes_of_an_image_and_the_first_network_have_lines(
-    containers: Recording, database: Database, settings: Settings, engine: Engine, base_image_tag: str
-) -> None:
-    image = f"test/{settings.installation}"
-    base = engine.api.create_container(base_image_tag, ["true"], labels={"megaflow": settings.installation})["Id"]
-    engine.api.commit(base, image, changes=["VOLUME /data"])
-    engine.remove(base)
-    try:
-        job, other = a_job(database), a_job(database)
-        spec = EnvironmentSpec(image=image, network=Network.OPEN)
-        first = containers.create(spec, job.tags(settings), timeout_s=60)
-        second = containers.create(spec, other.tags(settings), timeout_s=60)
-        lines = {line.kind: line for line in of_run(database, job.run_id).objects}
-        assert lines.keys() == {"container", "volume", "network"}
-        assert {line.kind for line in of_run(database, other.run_id).objects} == {"container", "volume"}
-        for environment in (first, second):
-            environment.destroy()
-        said = of_run(database, job.run_id)
-        gone = {line.kind: line.destroyed_by for line in said.objects}
-        assert gone == {"container": "worker", "volume": "worker", "network": None}
-        job.end_attempt()
-        job.end_instance(swept=True)
-        things, _ = listing.listed(settings)
-        assert lines["volume"].engine_id not in {thing.id for thing in things}
-        assert compare(of_run(database, job.run_id), Inventory(tuple(things), _alive())) == []
-    finally:
-        engine.api.remove_image(image)
-        firewall.remove(settings.installation)
-
-
-def test_the_command_compares_and_says_so(
-    local: Recording, database: Database, settings: Settings, megaflow: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = a_job(database, provider="gone-by")
-    environment = local.create(FOLDER, job.tags(settings), timeout_s=30)
-    environment.destroy()
-    job.end_attempt()
-    job.end_instance(swept=True)
-    assert "agrees" in megaflow("receipt", job.run_id)
-    stray = local.provider.create(FOLDER, job.tags(settings), timeout_s=30)
-    monkeypatch.setattr(receipt_check, "_YOUNG_S", -1.0)
-    said = megaflow.run("receipt", job.run_id)
-    assert said.exit_code == 1
-    assert f"LEFT BEHIND: folder {stray.id}: never recorded" in said.output
-    found = megaflow.json("receipt", job.run_id)
-    assert [one["id"] for one in found["differences"]] == [stray.id]
-    assert found["agrees"] is False
-    assert [line["engine_id"] for line in found["receipt"]["objects"]] == [environment.id]
-    stray.destroy()
-
-
-def test_a_provider_that_does_not_answer_is_not_taken_for_agreement(database: Database, megaflow: CommandLine) -> None:
-    job = a_job(database)
-    job.end_attempt()
-    job.end_instance(swept=True)
-    said = megaflow.run("receipt", job.run_id)
-    assert said.exit_code == 69
-    assert "not compared: process does not answer" in said.output

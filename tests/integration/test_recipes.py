@@ -16,15 +16,13 @@ from typing import Any
 
 import pytest
 
-from app.cli.env import BuiltEnvironment, cost_of
-from app.errors import DatasetUnavailable, SpecInvalid
+from app.errors import SpecInvalid
 from app.evaluation.leaks import needles_of, scan
 from app.grading.patches import lay_out_tests, require_base
 from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, PatchSolution, TestsGoal
-from app.recipes import recipe, sources, wheels
-from app.recipes.image import BuiltImage
+from app.recipes import recipe, sources
 from app.recipes.recipe import Recipe
-from tests.unit.folder_shell import FolderShell, committed, git
+from tests.unit.folder_shell import FolderShell, git
 
 SHA = "ab" * 20
 HEAD = "diff --git a/quiet.py b/quiet.py\n--- a/quiet.py\n+++ b/quiet.py\n"
@@ -156,25 +154,6 @@ def test_the_release_goes_by_the_name_of_the_rows_commit_for_git_and_for_grading
 # --- Repositories ---------------------------------------------------------------------------------------------------
 
 
-def test_a_repositorys_commit_is_taken_alone_and_compared(tmp_path: Path) -> None:
-    origin = tmp_path / "origin"
-    base = committed(origin, {name: content for name, content in GOOD.items() if "egg" not in name})
-    (origin / "later").write_text("the answer\n")
-    git(origin, "add", "-A")
-    git(origin, "commit", "-qm", "later")
-    shell = unpacked(tmp_path, fetched(tmp_path, release="", repository=str(origin), commit=base))
-    require_base(shell, base, "/testbed")
-    assert shell.run("git rev-list --all | wc -l; ls", timeout_s=9).text().split() == [
-        "1", "PKG-INFO", "quiet.py", "test_quiet.py",
-    ]  # fmt: skip
-
-
-def test_a_fetch_that_fails_is_tried_three_times(tmp_path: Path) -> None:
-    with pytest.raises(DatasetUnavailable, match="could not fetch"):
-        fetched(tmp_path, release="", repository=str(tmp_path / "nowhere"))
-    assert sources.RETRY.statistics["attempt_number"] == 3
-
-
 # --- What a row and a file say --------------------------------------------------------------------------------------
 
 
@@ -252,25 +231,3 @@ def test_a_file_that_is_no_recipe_is_refused_by_its_field(tmp_path: Path, text: 
 def test_a_recipe_that_does_not_say_enough_is_refused(said: dict[str, str], why: str) -> None:
     with pytest.raises(SpecInvalid, match=why):
         Recipe.model_validate(said).checked()
-
-
-def test_options_of_a_file_of_requirements_are_said_to_be_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-    monkeypatch.setattr(wheels, "_compiled", lambda lines, _: asked.extend(lines) or "")
-    monkeypatch.setattr(wheels, "_download", lambda *_: None)
-    (tmp_path / "r.txt").write_text("-r other.txt\nattrs  # why\n-e .\n")
-    left_out = wheels.fetched(Recipe(release="quiet", image="i", requirements=("r.txt",)), tmp_path, tmp_path)
-    assert (left_out, asked[-1]) == (("-r other.txt", "-e ."), "attrs")
-
-
-def test_a_python_that_debian_does_not_have_is_refused() -> None:
-    with pytest.raises(SpecInvalid, match=r"one of 3\.9, 3\.11, 3\.13; found 3\.14"):
-        _ = Recipe(python="3.14").image_python
-
-
-def test_the_time_of_a_failed_build_is_part_of_what_each_built_one_cost() -> None:
-    image = BuiltImage("sha256:1", "i", "r==1", "3.11", (), image_bytes=10, fetched_bytes=4)
-    found = [BuiltEnvironment("a", image=image, seconds=20.0), BuiltEnvironment("b", error="no wheel", seconds=40.0)]
-    assert cost_of(found) == {"count": 1, "seconds_each": 60.0, "fetched_bytes_each": 4, "image_bytes_each": 10}

@@ -45,12 +45,6 @@ def test_a_busy_registry_is_not_asked_before_it_said(fake: FakeRegistry, store: 
     assert second - first >= 2.9
 
 
-def test_a_fault_of_the_moment_is_forgotten(fake: FakeRegistry, store: ImageStore) -> None:
-    fake.faults[MANIFESTS] = [Fault(500), Fault(cut=20)]
-    fake.faults[fake.layer_path] = [Fault(503), Fault(cut=1 << 20)]
-    assert is_whole(pulled(fake, store), fake, store)
-
-
 def test_a_registry_that_stays_busy_is_asked_so_often_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(registry_refusals, "_FIRST_WAIT_S", 0.01)
@@ -165,14 +159,6 @@ def test_a_closed_registry_opens_to_what_docker_login_keeps(
     assert is_whole(pulled(fake, store), fake, store)
 
 
-def test_an_identity_token_of_a_helper_is_exchanged(fake: FakeRegistry, store: ImageStore, kept: Kept) -> None:
-    fake.wants, fake.login = "Bearer", "<token>:open sesame"
-    kept.helper("mine", SAYS.replace("USER", "<token>"))
-    kept.config(credsStore="mine")
-    assert is_whole(pulled(fake, store), fake, store)
-    assert "POST" in [one.method for one in fake.seen("/token")]
-
-
 def test_whom_a_registry_sends_us_on_to_is_not_told_who_we_are(
     fake: FakeRegistry, store: ImageStore, kept: Kept
 ) -> None:
@@ -183,25 +169,3 @@ def test_whom_a_registry_sends_us_on_to_is_not_told_who_we_are(
         fake.faults[fake.layer_path] = [Fault(307, lambda: {"Location": moved})]
         assert is_whole(pulled(fake, store), fake, store)
         assert [one.headers.get("Authorization") for one in elsewhere.asked] == [None]
-
-
-@pytest.mark.filterwarnings("ignore:docker-credential-broken not installed")
-@pytest.mark.parametrize("script", ["echo the keyring is locked; exit 1", "echo open sesame", None])
-def test_a_helper_that_fails_is_no_obstacle_where_no_login_is_wanted(
-    fake: FakeRegistry, store: ImageStore, kept: Kept, script: str | None
-) -> None:
-    if script:
-        kept.helper("broken", script)
-    kept.config(credsStore="broken")
-    assert is_whole(pulled(fake, store), fake, store)
-
-
-@pytest.mark.parametrize("content", ["no json", "[]", '{"auths": {"HOST": {"auth": "nonsense"}}}', '{"auths": [1]}'])
-def test_a_configuration_that_cannot_be_read_is_no_login_and_not_shown(
-    fake: FakeRegistry, store: ImageStore, kept: Kept, content: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (kept.folder / "config.json").write_text(content.replace("HOST", fake.host))
-    fake.wants, fake.login = "Basic", "me:open sesame"
-    with pytest.raises(ImageUnavailable, match="authentication required") as found:
-        pulled(fake, store)
-    assert "nonsense" not in str(found.value) + "".join(capfd.readouterr())

@@ -58,17 +58,6 @@ def test_a_second_regrade_changes_nothing(reports: Reports) -> None:
     assert of(reports, "up") == first
 
 
-def test_two_regrades_at_once_lose_no_verdict(reports: Reports) -> None:
-    reports.run("night", {"up": WRONG})
-    before = of(reports, "up")
-    assert before.verdict is not None
-    assert before.attempt is not None
-    late = verdict(1.0).after(before.verdict, before.attempt.phases["agent_ended"])  # type: ignore[index]
-    assert ends.regrade(reports.database, {before.attempt.id: late}) == {before.attempt.id}
-    assert ends.regrade(reports.database, {before.attempt.id: late}) == set()
-    assert of(reports, "up").verdict == late
-
-
 def test_what_is_suspect_or_broke_its_grading_stays_so(reports: Reports) -> None:
     suspect = WRONG.model_copy(update={"suspect": "conftest-hook", "claimed_reward": 0.0})
     broke = Verdict(reward=0.0, counts=True, detail="broke grading: expected markers; found none")
@@ -121,3 +110,14 @@ def test_what_cannot_be_judged_again_is_counted_by_its_reason(reports: Reports) 
     assert "is its program in the image" in runner.detail
     other = reports.json("regrade", "night", "--grader-version", "swebench 1")
     assert other["left_out"] == {"judged by another grader": 3}
+
+
+def test_two_regrades_at_once_lose_no_verdict(reports: Reports) -> None:
+    reports.run("night", {"up": WRONG})
+    before = of(reports, "up")
+    assert before.verdict is not None
+    assert before.attempt is not None
+    late = verdict(1.0).after(before.verdict, before.attempt.phases["agent_ended"])  # type: ignore[index]
+    assert ends.regrade(reports.database, {before.attempt.id: late}) == {before.attempt.id}
+    assert ends.regrade(reports.database, {before.attempt.id: late}) == set()
+    assert of(reports, "up").verdict == late

@@ -20,7 +20,6 @@ from app.environments.runtimes.local.environment import LocalProvider
 from app.environments.runtimes.oci import OciProvider
 from app.environments.sweeper import Sweeper, Swept
 from app.errors import EnvironmentFailed
-from app.host import engine as engine_module
 from app.host.engine import Engine, engine_of
 from app.ledger.database import Database
 from app.ledger.receipts import ObjectKind, of_run
@@ -103,18 +102,6 @@ def test_a_folder_that_would_not_go_is_not_said_to_be_gone(settings: Settings, d
 
 def _known_as_swept(database: Database, instance_id: UUID) -> bool:
     return one(database, "SELECT swept_at FROM instances WHERE id = :id", id=instance_id).swept_at is not None
-
-
-def test_labels_that_nobody_of_ours_wrote_stop_no_sweep(settings: Settings) -> None:
-    provider = LocalProvider(settings, fetch_bundle=lambda bundle: CONTEXT)
-    dead = uuid.uuid4()
-    environment = provider.create(SPEC, of_instance(dead, settings), timeout_s=20)
-    for name, labels in {"a": "{}", "b": '{"megaflow": "x"}'}.items():
-        (settings.home / "local" / name).mkdir()
-        (settings.home / "local" / name / "owner.json").write_text(f'{{"labels": {labels}}}')
-    assert Sweeper(settings).sweep(set(), ended={dead}).removed == 1
-    environment.destroy()
-    assert sorted(path.name for path in (settings.home / "local").iterdir()) == ["a", "b"]
 
 
 @pytest.fixture
@@ -211,91 +198,3 @@ def test_an_engine_that_leaves_amid_a_sweep_is_no_refusal_of_each(
     assert (swept.removed, [refusal.id for refusal in swept.refused]) == ((0, []) if leaves else (1, [first]))
     for environment in made:
         environment.destroy()
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "_REMOVAL_S", 0.3)
-
-
-def stands_on(proxy: EngineProxy, container_id: str) -> None:
-    proxy.refuse_removal(container_id, 409, f"removal of container {container_id} is already in progress")
-
-
-@pytest.mark.docker
-@pytest.mark.usefixtures("impatient")
-def test_a_container_that_stands_after_the_wait_is_not_removed_on_its_receipt(
-    plain: DockerProvider, proxy: EngineProxy, settings: Settings, database: Database, base_image_tag: str
-) -> None:
-    job = a_job(database)
-    recording = Recording(plain, settings, database)
-    environment = recording.create(EnvironmentSpec(image=base_image_tag), job.tags(settings), timeout_s=60)
-    stands_on(proxy, environment.id)
-    real = environment._engine
-    environment._engine = Engine(proxy.url)
-    with pytest.raises(EnvironmentFailed, match=r"to be gone within .* found it running; the sweeper goes on trying"):
-        environment.destroy()
-    (line,) = of_run(database, job.run_id).objects
-    assert line.destroyed_by is None
-    environment._engine = real
-    job.end_instance()
-    assert Sweeper(settings, database).sweep(set(), ended=[job.instance_id]).removed == 1
-    (line,) = of_run(database, job.run_id).objects
-    assert line.destroyed_by == "sweeper"
-    environment.destroy()
-
-
-@pytest.mark.docker
-@pytest.mark.usefixtures("impatient")
-def test_one_that_goes_while_it_is_waited_for_is_gone(
-    plain: DockerProvider, engine: Engine, proxy: EngineProxy, settings: Settings, base_image_tag: str
-) -> None:
-    environment = plain.create(EnvironmentSpec(image=base_image_tag), tags_of(settings.installation), timeout_s=60)
-    stands_on(proxy, environment.id)
-    engine.remove(environment.id)
-    Engine(proxy.url).remove(environment.id)
-    environment.destroy()
-
-
-class Stuck:
-    """Removals of these containers end as if somebody else's did not get on."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.ids: set[str] | None = None  # None: of all
-        remove = Engine.remove
-
-        def refusing(engine: Engine, container_id: str) -> None:
-            if self.ids is None or container_id in self.ids:
-                raise EnvironmentFailed(f"expected container {container_id[:12]} to be gone, found it dead")
-            remove(engine, container_id)
-
-        patch.setattr(Engine, "remove", refusing)
-
-
-@pytest.mark.docker
-def test_a_set_up_that_fails_says_so_and_not_what_would_not_go(
-    plain: DockerProvider, engine: Engine, settings: Settings, base_image_tag: str
-) -> None:
-    spec = EnvironmentSpec(image=base_image_tag, setup=("exit 3",))
-    with pytest.MonkeyPatch.context() as patch:
-        Stuck(patch)
-        with pytest.raises(EnvironmentFailed, match="set-up command 'exit 3': exit code 3"):
-            plain.create(spec, tags_of(settings.installation), timeout_s=60)
-    assert len(ids(engine, settings)) == 1, "the sweeper's"
-
-
-@pytest.mark.docker
-def test_of_a_project_all_goes_but_the_container_that_would_not(
-    several: ComposeProvider, engine: Engine, settings: Settings, base_image_tag: str
-) -> None:
-    project = several.create(
-        spec_of(PAIR.replace("BASE", base_image_tag)), tags_of(settings.installation), timeout_s=60
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        Stuck(patch).ids = {project.id}
-        with pytest.raises(EnvironmentFailed, match=f"{project.id[:12]} to be gone"):
-            project.destroy()
-        things = project.created_resources()
-        assert (things.containers, things.volumes) == ((project.id,), ())
-    project.destroy()
-    assert left(engine, settings) == []

@@ -222,23 +222,6 @@ def test_repairs_end_and_a_group_that_brought_nothing_is_lost_by_name(training: 
     assert training.begin() == []
 
 
-def test_a_lost_group_whose_tasks_are_tried_again_by_a_person_comes_back(training: Training) -> None:
-    run = training.submit(2)
-    training.lose_all_twice()
-    tasks.retry(training.database, run.task_ids)
-    training.finish(*training.begin())
-    assert training.record() == ExperienceCounts(ready=1)
-
-
-def test_a_refusal_that_would_come_again_is_not_repaired(training: Training) -> None:
-    training.submit(2)
-    wrong, right = training.begin()
-    training.fail(wrong, permanent=True)
-    training.finish(right)
-    assert training.record() == ExperienceCounts(ready=1)
-    assert training.count("added_for IS NOT NULL") == 0
-
-
 def test_a_cancelled_run_gets_nothing_more(training: Training) -> None:
     training.submit(4, quorum=3)
     lost, *others = training.begin()
@@ -248,18 +231,6 @@ def test_a_cancelled_run_gets_nothing_more(training: Training) -> None:
     training.fail(*others, reason=EndReason.CANCELLED)
     assert training.record() == ExperienceCounts(lost=1)
     assert training.count("added_for IS NOT NULL") == 0
-
-
-def test_a_group_whose_last_replica_is_cancelled_before_it_began_is_closed(training: Training) -> None:
-    training.submit(2)
-    with training.database.begin() as connection:
-        (queue,) = waiting.queues(connection)
-        (head,) = waiting.heads(connection, [(queue, 1)])[queue]
-        (item,) = admission.admit(connection, [(head.task_id, queue.mode)])
-    training.finish(taken(training.database, item.message))
-    assert training.record() == ExperienceCounts(open=1)
-    tasks.cancel(training.database, results.task_ids(training.database, training.run_id))
-    assert training.tend() == ExperienceCounts(ready=1)
 
 
 def test_the_same_submission_again_finds_the_run_with_its_added_replicas(training: Training) -> None:
@@ -318,28 +289,6 @@ def test_a_straggler_gets_company_and_the_first_to_end_wins(training: Training) 
     assert training.told == [slow.attempt_id]
 
 
-def test_the_straggler_may_win_too(training: Training) -> None:
-    training.submit(4, hedge_after="p90", tasks=3)
-    *quick, slow = training.begin()
-    _usual(training, quick)
-    training.record()
-    _late(training, slow, 60)
-    training.tend()
-    training.finish(slow)
-    assert training.record() == ExperienceCounts(ready=3)
-    assert training.count("added_for = 'hedge' AND end_reason = 'superseded'") == 1
-
-
-def test_few_durations_say_nothing(training: Training) -> None:
-    training.submit(4, hedge_after="p90", tasks=2)
-    *quick, slow = training.begin()
-    _usual(training, quick)
-    training.record()
-    _late(training, slow, 600)
-    training.tend()
-    assert training.count("added_for IS NOT NULL") == 0
-
-
 def test_no_group_is_hedged_while_others_of_it_are_on_time(training: Training) -> None:
     training.submit(4, hedge_after="p90", tasks=4)
     *quick, on_time, slow = training.begin()
@@ -367,13 +316,25 @@ def test_equal_rewards_close_an_adaptive_group_and_different_ones_extend_it(trai
     assert results.run_status(training.database, training.run_id).total == 8
 
 
-def test_a_quorum_of_an_adaptive_group_is_of_all_its_replicas(training: Training) -> None:
-    training.submit(Adaptive(2, 4), quorum=3)
-    one_of_two, other = training.begin()
-    training.finish(one_of_two)
-    training.finish(other, reward=0.0)
+def test_a_group_whose_last_replica_is_cancelled_before_it_began_is_closed(training: Training) -> None:
+    training.submit(2)
+    with training.database.begin() as connection:
+        (queue,) = waiting.queues(connection)
+        (head,) = waiting.heads(connection, [(queue, 1)])[queue]
+        (item,) = admission.admit(connection, [(head.task_id, queue.mode)])
+    training.finish(taken(training.database, item.message))
     assert training.record() == ExperienceCounts(open=1)
-    third, fourth = training.begin()
-    training.finish(third)
-    assert training.record() == ExperienceCounts(ready=1)
-    assert training.told == [fourth.attempt_id]
+    tasks.cancel(training.database, results.task_ids(training.database, training.run_id))
+    assert training.tend() == ExperienceCounts(ready=1)
+
+
+def test_the_straggler_may_win_too(training: Training) -> None:
+    training.submit(4, hedge_after="p90", tasks=3)
+    *quick, slow = training.begin()
+    _usual(training, quick)
+    training.record()
+    _late(training, slow, 60)
+    training.tend()
+    training.finish(slow)
+    assert training.record() == ExperienceCounts(ready=3)
+    assert training.count("added_for = 'hedge' AND end_reason = 'superseded'") == 1

@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 from html import unescape
 from pathlib import Path
@@ -16,7 +13,6 @@ from typing import Any
 from unittest.mock import Mock
 from uuid import UUID
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import text
@@ -26,14 +22,13 @@ from app.artifacts.base import ArtifactStore
 from app.control.transcripts import TranscriptChecks
 from app.errors import (
     ArtifactMissing,
-    DependencyMissing,
     ExportRefused,
     OptionInvalid,
     ReportRefused,
     UnknownName,
 )
 from app.evaluation import transcripts
-from app.ledger import accept, attempts, ends, names, report_rows, results
+from app.ledger import accept, attempts, ends, names, results
 from app.ledger.accept import NewRun
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
@@ -254,34 +249,6 @@ def test_transcripts_are_checked_when_a_run_has_ended(reports: Reports) -> None:
     assert found["found"]["rules"]["later-history"] == 1
 
 
-CHECKS = """
-import sys
-from threading import Event
-from uuid import UUID
-from app.control.transcripts import TranscriptChecks
-from app.ledger.database import Database
-from app.settings import load
-checks = TranscriptChecks(load(), Database(load().database()))
-checks.add(UUID(sys.argv[1]))
-checks.run(Event())
-"""
-
-
-def checking() -> list[psutil.Process]:
-    """The processes of this test that check transcripts."""
-    return [p for p in psutil.Process().children(recursive=True) if "app.control.transcripts" in p.cmdline()]
-
-
-def test_a_check_ends_with_the_worker_that_began_it(reports: Reports) -> None:
-    variables, run_id = os.environ | reports.settings.variables(), reports.run("night", NIGHT)
-    with reports.database.begin() as connection:
-        connection.execute(text("LOCK TABLE attempts"))  # the check comes no further
-        with subprocess.Popen([sys.executable, "-c", CHECKS, str(run_id)], env=variables) as worker:
-            (check,) = eventually(checking, "a check that has begun")
-            worker.kill()
-        eventually(lambda: not check.is_running() or check.status() == psutil.STATUS_ZOMBIE, "the end of the check")
-
-
 def test_a_suspect_verdict_shows_wherever_a_reward_does(reports: Reports) -> None:
     reports.run("night", NIGHT)
     said = reports("status", "night")
@@ -302,31 +269,12 @@ def test_a_suspect_verdict_shows_wherever_a_reward_does(reports: Reports) -> Non
     assert "throttled: 7.5 s at the limit of 6 processors (7.5 in agent)" in shown
 
 
-def test_a_status_tells_no_interval_of_two_agents_together(reports: Reports) -> None:
-    reports.run("two", {"click-1": verdict(1.0), "click-2": verdict(0.0)})
-    assert "1 of 2 scored solved (95 %: " in reports("status", "two")
-    with reports.database.begin() as connection:
-        connection.execute(text("UPDATE tasks SET model = 'other' WHERE name = 'click-1'"))
-    assert "1 of 2 scored solved, " in reports("status", "two")
-    reports.run("far", {"click-1": verdict(60.0), "click-2": verdict(0.5)})
-    assert "mean reward 30.250 (1 of 2 rewards outside 0..1)" in reports("status", "far")
-
-
 def test_a_misspelt_run_or_task_names_the_nearest(reports: Reports) -> None:
     reports.run("nightly-7", {"click-1": verdict(1.0)})
     with pytest.raises(UnknownName, match=r"unknown run 'nightly-6'; did you mean nightly-7\?"):
         reports("report", "nightly-6")
     with pytest.raises(UnknownName, match=r"unknown task 'clikc-1'; did you mean click-1\?"):
         reports("show", "clikc-1")
-
-
-def test_a_score_is_told_without_its_interval_where_the_packages_are_missing(
-    reports: Reports, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reports.run("twice", {"click-1": verdict(1.0), "click-2": verdict(0.0)}, replicas=2)
-    assert "2 of 4 scored solved (95 %:" in reports("status", "twice")
-    monkeypatch.setitem(sys.modules, "scipy.special", None)
-    assert "2 of 4 scored solved, mean" in reports("status", "twice")
 
 
 def test_two_runs_are_compared_task_by_task_and_refused_where_more_differs(reports: Reports) -> None:
@@ -342,19 +290,6 @@ def test_two_runs_are_compared_task_by_task_and_refused_where_more_differs(repor
     with pytest.raises(ReportRefused, match=r"mini-swe-agent 2 and mini-swe-agent 3.*--allow agent"):
         reports("compare", "one", "new")
     assert reports.json("compare", "one", "new", "--allow", "agent")["differs"]["agent"]
-
-
-@pytest.mark.parametrize(
-    ("package", "command", "extra"),
-    [("scipy.stats", "compare one one", "report"), ("matplotlib", "report one --plot one.png", "plots")],
-)
-def test_without_its_packages_a_command_names_the_extra(
-    reports: Reports, monkeypatch: pytest.MonkeyPatch, package: str, command: str, extra: str
-) -> None:
-    reports.run("one", {"click-1": verdict(1.0)})
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DependencyMissing, match=rf"pip install 'megaflow\[{extra}\]'"):
-        reports(*command.split())
 
 
 def test_a_report_is_drawn_into_a_file(reports: Reports, tmp_path: Path) -> None:
@@ -429,18 +364,6 @@ def test_an_instance_twice_is_refused_and_a_replica_can_be_chosen(reports: Repor
     assert reports.json("export", "twice", "--format", "predictions", "--to", file, "--replica", 1)["written"] == 1
     with pytest.raises(ExportRefused, match="none that were chosen"):
         reports("export", "twice", "--format", "csv", "--to", tmp_path / "x.csv", "--agent", "other")
-
-
-def test_a_patch_that_json_cannot_hold_is_left_out_by_name(reports: Reports, tmp_path: Path) -> None:
-    run_id = reports.run("night", {"click-1": verdict(1.0), "click-2": verdict(1.0)})
-    (first, _) = results.results(reports.database, results.task_ids(reports.database, run_id))
-    key = next(one.key for one in first.artifacts if one.kind is ArtifactKind.PATCH)
-    assert key is not None
-    reports.store.put(key, b"\xff\xfe")
-    found = reports.json("export", "night", "--format", "predictions", "--to", tmp_path / "p.jsonl")
-    assert found["written"] == 1
-    assert found["left_out"] == {"its patch is not UTF-8, which JSON cannot hold": 1}
-    assert any(first.name in note for note in found["notes"])
 
 
 def test_a_scripted_task_is_neither_scored_nor_solved(reports: Reports, tmp_path: Path) -> None:
@@ -519,6 +442,18 @@ def test_trajectories_are_copied_as_stored_with_an_index(reports: Reports, tmp_p
     assert [path.parent.parent for path in (tmp_path / "t").rglob("*.json")] == [tmp_path / "t"]
 
 
+def test_a_patch_that_json_cannot_hold_is_left_out_by_name(reports: Reports, tmp_path: Path) -> None:
+    run_id = reports.run("night", {"click-1": verdict(1.0), "click-2": verdict(1.0)})
+    (first, _) = results.results(reports.database, results.task_ids(reports.database, run_id))
+    key = next(one.key for one in first.artifacts if one.kind is ArtifactKind.PATCH)
+    assert key is not None
+    reports.store.put(key, b"\xff\xfe")
+    found = reports.json("export", "night", "--format", "predictions", "--to", tmp_path / "p.jsonl")
+    assert found["written"] == 1
+    assert found["left_out"] == {"its patch is not UTF-8, which JSON cannot hold": 1}
+    assert any(first.name in note for note in found["notes"])
+
+
 def test_an_export_that_breaks_leaves_nothing(
     reports: Reports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -527,11 +462,3 @@ def test_an_export_that_breaks_leaves_nothing(
     with pytest.raises(OSError, match="no room"):
         reports("export", "night", "--format", "atif", "--to", tmp_path / "t")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_tasks_come_in_batches_each_once(reports: Reports) -> None:
-    run_id = reports.run("many", {f"click-{n}": verdict(1.0) for n in range(7)})
-    sizes = [len(one) for one in report_rows.batches(reports.database, run_id, most=3)]
-    assert sizes == [3, 3, 1]
-    batched = [row.name for one in report_rows.batches(reports.database, run_id, most=3) for row in one]
-    assert sorted(batched) == [row.name for row in report_rows.rows(reports.database, run_id)]

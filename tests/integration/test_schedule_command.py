@@ -104,15 +104,6 @@ def test_a_submission_and_its_status_say_how_many_tasks_have_an_open_network(meg
     assert megaflow.json("status", "closed")["runs"][0]["open_networks"] == 0
 
 
-def test_agent_arguments_reach_the_stored_spec(megaflow: CommandLine, database: Database) -> None:
-    asked = ("demo", "--agent", "mini-swe-agent", "--model", "replay", "--agent-arg", "config=mini_textbased")
-    megaflow("schedule", "add", "words", "0 3 * * *", *asked)
-    assert kept(database).agent_args == {"config": "mini_textbased"}
-    megaflow("submit", *asked, "--limit", 1)
-    task = one(database, "SELECT id FROM tasks")
-    assert results.task_spec(database, task.id).agent_args == {"config": "mini_textbased"}
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

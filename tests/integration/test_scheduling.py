@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-import psycopg
 import pytest
 
 from app.control.calendar import Calendar
 from app.errors import InstanceFailed, LaunchUnclear
-from app.ledger import attempts, classes, ends, instances, results, schedules, semaphores
+from app.ledger import attempts, classes, ends, instances, results, schedules
 from app.ledger.admission import QueuedMessage
 from app.ledger.database import Database, Leadership
 from app.models.endings import EndReason, RetryPolicy
@@ -27,7 +25,7 @@ from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings
 from tests.building import RETRY, accepted, claimed
-from tests.integration.rows import every, one, write
+from tests.integration.rows import every, write
 from tests.services import MakeSettings
 from tests.waiting import eventually, in_background
 
@@ -143,18 +141,6 @@ def test_instances_whose_launch_was_not_answered_are_asked_for_again_and_keep_th
     assert world.terminated == []
 
 
-def test_hints_that_the_broker_refused_are_sent_again(dispatcher: Dispatcher, database: Database, world: World) -> None:
-    accepted(database, 2, mode=Mode.EPHEMERAL)
-    world.broken.add("broker")
-    dispatcher.pass_once()
-    assert world.sent == []
-    world.broken.clear()
-    dispatcher.pass_once()
-    assert len(world.sent) == 2
-    dispatcher.pass_once()
-    assert len(world.sent) == 2
-
-
 def test_a_message_that_nobody_claimed_is_sent_again_after_a_while(
     database: Database, make_settings: MakeSettings, world: World
 ) -> None:
@@ -213,22 +199,6 @@ def _age(database: Database, instance_id: UUID, seconds: float) -> None:
     write(database, f"UPDATE instances SET {since} WHERE id = :i", s=seconds, i=instance_id)
 
 
-def test_between_its_rounds_the_leader_says_where_it_is_and_frees_the_places_of_the_dead(
-    database: Database, make_settings: MakeSettings, world: World
-) -> None:
-    with in_background(Reconciler(database, make_settings(sweep_s=60.0), world.hands()).run):
-        eventually(lambda: len(world.led) >= 2, within_s=30)
-        instance_id = claimed(database).instance_id
-        semaphores.ask(database, "x", UUID(int=1), capacity_default=1, lease_s=600, instance_id=instance_id)
-        assert _held(database)
-        assert instances.exited(database, instance_id, None, "killed", RETRY)
-        eventually(lambda: not _held(database), within_s=30)
-
-
-def _held(database: Database) -> int:
-    return int(one(database, "SELECT count(*) FROM semaphore_holders")[0])
-
-
 def test_an_instance_that_its_provider_no_longer_has_gives_its_attempts_back(
     database: Database, settings: Settings, world: World
 ) -> None:
@@ -243,13 +213,6 @@ def test_an_instance_that_its_provider_no_longer_has_gives_its_attempts_back(
     assert claim.instance_id not in instances.live_ids(database)
 
 
-def test_an_instance_that_nobody_knows_is_ended(database: Database, settings: Settings, world: World) -> None:
-    stranger = UUID(int=7)
-    world.existing = {"process": {stranger: "123"}}
-    Reconciler(database, settings, world.hands()).sweep()
-    assert world.terminated == [stranger]
-
-
 def test_an_instance_that_never_becomes_ready_is_replaced(
     database: Database, make_settings: MakeSettings, world: World
 ) -> None:
@@ -262,35 +225,6 @@ def test_an_instance_that_never_becomes_ready_is_replaced(
     dispatcher.pass_once()
     assert len(world.launched) == 2
     assert world.terminated == [world.launched[0].instance_id]
-
-
-def test_one_in_its_providers_queue_has_longer_than_one_that_boots(
-    database: Database, make_settings: MakeSettings, world: World
-) -> None:
-    patient = {"boot_timeout_s": 20.0, "queue_timeout_s": 100.0, "sweep_s": 600.0}
-    settings = make_settings(**patient, ephemeral_capacity=5, persistent_instances=0)
-    accepted(database, 3, mode=Mode.EPHEMERAL)
-    Dispatcher(database, settings, world.launch, world.publish).pass_once()
-    waits, boots, hangs = world.ephemeral
-    for instance_id in (waits, boots, hangs):
-        _age(database, instance_id, 50)
-    started: dict[UUID, float | None] = {waits: None, boots: 5.0, hangs: 25.0}
-    world.existing = {"process": dict.fromkeys(started, "1")}
-    hands = replace(world.hands(), started=lambda: {"process": started})
-    reconciler = Reconciler(database, settings, hands)
-    reconciler.sweep()
-    assert set(world.terminated) == {hangs}
-    started.clear()  # it does not answer: none has started, as far as is known
-    reconciler.sweep()
-    assert set(world.terminated) == {hangs}
-    started |= {waits: None, boots: 19.0}
-    for instance_id in (waits, boots):
-        _age(database, instance_id, 60)
-    reconciler.sweep()
-    assert set(world.terminated) == {hangs, waits}
-    assert instances.live_ids(database) == {boots}
-    why = "SELECT data->>'why' FROM events WHERE kind = 'instance.failed' AND instance_id = :i"
-    assert "no capacity" in one(database, why, i=waits)[0]
 
 
 def test_an_attempt_past_its_deadline_is_taken_away(database: Database, settings: Settings, world: World) -> None:
@@ -320,13 +254,6 @@ def _due_schedule(database: Database, *, misfire: str = "skip", since_s: float =
     write(database, "UPDATE schedules SET settled_until = clock_timestamp() - make_interval(secs => :s)", s=since_s)
 
 
-def _last(database: Database) -> tuple[UUID | None, str | None]:
-    """Run and failure of the only schedule's newest firing."""
-    (row,) = schedules.all_of(database)
-    assert row.last_due_at is not None
-    return row.last_run, row.last_failure
-
-
 def _on_the_minute() -> datetime:
     return datetime.now(UTC).replace(second=2, microsecond=0)
 
@@ -351,12 +278,6 @@ def test_a_time_that_was_missed_follows_its_policy(
     assert Calendar(settings, database).tick(late) == runs
 
 
-def test_a_long_stand_still_is_made_up_for_once(database: Database, settings: Settings) -> None:
-    _due_schedule(database, misfire="once", since_s=3 * 86400)  # of each minute: more than one look
-    late, calendar = _on_the_minute() + timedelta(seconds=45), Calendar(settings, database)
-    assert [calendar.tick(late) for _ in range(3)] == [1, 0, 0]
-
-
 def test_a_firing_whose_process_died_is_made_up_for_once(database: Database, settings: Settings) -> None:
     _due_schedule(database)
     (row,) = schedules.all_of(database)
@@ -370,32 +291,6 @@ def test_a_firing_whose_process_died_is_made_up_for_once(database: Database, set
     assert len(results.runs(database)) == 1
 
 
-def test_a_firing_whose_session_ends_is_no_failure_and_fires_again(
-    database: Database, database_url: str, settings: Settings
-) -> None:
-    _due_schedule(database)
-    now, calendar = _on_the_minute(), Calendar(settings, database)
-    ticking = "datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%INTO runs%'"
-    with ThreadPoolExecutor(1) as thread, psycopg.connect(database_url) as other:
-        other.execute("LOCK TABLE runs IN EXCLUSIVE MODE")  # it has taken the due time, and is to submit
-        tick = thread.submit(calendar.tick, now)
-        give_up = time.monotonic() + 30
-        while not other.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ticking}").fetchall():
-            assert time.monotonic() < give_up
-            assert not tick.done()
-            time.sleep(0.05)
-            other.execute("SELECT pg_stat_clear_snapshot()")
-        other.rollback()
-        tick.result(timeout=30)
-    assert _last(database) == (None, None)
-    assert results.runs(database) == []
-    write(database, "UPDATE schedule_fires SET fired_at = fired_at - interval '2 min'")
-    assert calendar.tick(now) == 1
-    assert calendar.tick(now) == 0
-    (run,) = results.runs(database)
-    assert _last(database) == (run.id, None)
-
-
 def test_a_schedule_that_cannot_be_read_notes_why_and_stops_no_other(database: Database, settings: Settings) -> None:
     _due_schedule(database)
     write(database, 'UPDATE schedules SET name = \'another\', submission = \'{"agent": "nop", "hue": 1}\'')
@@ -407,13 +302,22 @@ def test_a_schedule_that_cannot_be_read_notes_why_and_stops_no_other(database: D
     assert found["nightly"] == (results.runs(database)[0].id, None)
 
 
-def test_a_schedule_whose_dataset_is_gone_notes_why(database: Database, settings: Settings) -> None:
-    _due_schedule(database, dataset="/no/such/place")
-    Calendar(settings, database).tick(_on_the_minute())
-    run_id, failure = _last(database)
-    assert run_id is None
-    assert failure is not None
-    assert "/no/such/place" in failure
+def test_hints_that_the_broker_refused_are_sent_again(dispatcher: Dispatcher, database: Database, world: World) -> None:
+    accepted(database, 2, mode=Mode.EPHEMERAL)
+    world.broken.add("broker")
+    dispatcher.pass_once()
+    assert world.sent == []
+    world.broken.clear()
+    dispatcher.pass_once()
+    assert len(world.sent) == 2
+    dispatcher.pass_once()
+    assert len(world.sent) == 2
+
+
+def test_a_long_stand_still_is_made_up_for_once(database: Database, settings: Settings) -> None:
+    _due_schedule(database, misfire="once", since_s=3 * 86400)  # of each minute: more than one look
+    late, calendar = _on_the_minute() + timedelta(seconds=45), Calendar(settings, database)
+    assert [calendar.tick(late) for _ in range(3)] == [1, 0, 0]
 
 
 def test_an_exit_before_the_claim_leaves_the_attempt_for_another(

@@ -111,26 +111,6 @@ async def test_the_gateway_knows_a_replay_engine_by_its_address_and_by_what_it_s
         assert (g.notes.last.scripted, g.notes.last.built_in) == (True, True)
 
 
-async def test_the_gateway_gives_no_unknown_model_to_the_replay_engine(make_settings: MakeSettings) -> None:
-    async with fixture(make_settings(), replica=False) as g:
-        g.app.routes._settings = make_settings(replay_port=g.engine.port)
-        status, body = await g.ask()
-        assert (status, body["error"]["code"]) == (404, "model_not_found")
-        assert not g.engine.seen
-
-
-async def test_the_replay_engine_is_asked_by_its_name_whatever_the_settings_endpoint_and_the_route_for_all(
-    make_settings: MakeSettings,
-) -> None:
-    other = "http://127.0.0.1:9/v1"
-    async with fixture(make_settings(model_base_url=other), replica=False) as g:
-        await g.add(other, "*")
-        g.app.routes._settings = make_settings(model_base_url=other, replay_port=g.engine.port)
-        await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="replay:night"))
-        assert (await g.ask(token="t2", model="replay:night"))[0] == 200
-        assert g.notes.last.scripted
-
-
 def _graded(database: Database, *calls: bool, late: bool = False) -> UUID:
     """The run of a task whose attempt was graded 1, with calls that were scripted or not; when its calls are `late`,
     they are written after its end."""
@@ -164,19 +144,6 @@ def test_one_scripted_answer_takes_a_task_out_of_the_pass_rate(
     (result,) = results.results(database, results.task_ids(database, run_id))
     assert (result.scripted, result.attempts[0].scripted) == (scripted, scripted)
     assert tasks.retry(database, [result.task_id]) == [], "a graded task is a result"
-
-
-def test_the_mark_is_in_status_runs_and_show(database: Database, megaflow: CommandLine) -> None:
-    run_id = _graded(database, True)
-    (task_id,) = results.task_ids(database, run_id)
-    told = megaflow("status", run_id)
-    assert "1 scripted" in told
-    assert "solved 1/1 scripted" in told
-    assert "1/1 scripted" in megaflow("runs")
-    assert "scripted" in megaflow("show", task_id)
-    assert megaflow.json("show", task_id)["scripted"] is True
-    (shown,) = megaflow.json("status", run_id)["runs"]
-    assert (shown["scored"], shown["scripted"]) == (0, 1)
 
 
 @pytest.mark.parametrize("scripted", [True, False])

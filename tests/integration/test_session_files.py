@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from app.environments.prebuilt import binary
 from app.environments.session.client import SessionClient
 from app.errors import DiskFull, EnvironmentFailed, SpecInvalid
 from tests.integration.session_fixture import fixture
-from tests.waiting import eventually
 
 MEBI = 1 << 20
 
@@ -56,28 +54,6 @@ def test_a_shorter_file_replaces_a_longer_and_a_running_program_too(client: Sess
     assert client.get(f"{tmp_path}/sleep") == b"new"
 
 
-def test_a_mode_that_cannot_be_set_fails_and_leaves_nothing_open(client: SessionClient) -> None:
-    count = lambda: len(client.run("ls /proc/$PPID/fd", timeout_s=10).stdout.split())  # noqa: E731
-    before = count()
-    for _ in range(3):
-        with pytest.raises(EnvironmentFailed, match="permitted"):
-            client.put("/proc/self/oom_score_adj", b"0")  # the kernel refuses its mode, to root too
-    eventually(lambda: count() == before)  # the shell that counts has its own, for a moment
-
-
-def test_files_whose_size_is_not_known_before_are_read_to_their_end(client: SessionClient) -> None:
-    assert b"\nPid:" in client.get("/proc/self/status")
-
-
-def test_what_cannot_be_written_says_why_and_the_connection_goes_on(client: SessionClient, tmp_path: Path) -> None:
-    (tmp_path / "plain").write_bytes(b"")
-    os.mkfifo(tmp_path / "pipe")
-    for path in (str(tmp_path), f"{tmp_path}/plain/below", f"{tmp_path}/pipe"):
-        with pytest.raises(EnvironmentFailed, match="cannot write"):
-            client.put(path, b"x" * MEBI)
-    assert client.run("true", timeout_s=10).ok
-
-
 def test_a_full_disk_is_told_and_what_did_not_fit_is_gone(client: SessionClient) -> None:
     with pytest.raises(EnvironmentFailed):
         client.put("/dev/full", b"x" * MEBI)  # no file
@@ -93,13 +69,6 @@ def test_a_full_disk_is_told_and_what_did_not_fit_is_gone(client: SessionClient)
             client.put_tree(io.BytesIO(archive), folder)
     finally:
         client.run(f"umount {folder}; rmdir {folder}", timeout_s=10)
-
-
-def test_more_than_the_limit_is_not_taken(client: SessionClient, tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(b"x" * 1001)
-    with pytest.raises(EnvironmentFailed, match="at most 1000"):
-        client.get(f"{tmp_path}/x", limit_bytes=1000)
-    assert len(client.get(f"{tmp_path}/x", limit_bytes=1001)) == 1001
 
 
 def plant(folder: Path) -> None:
@@ -141,16 +110,6 @@ def test_every_form_of_tar_is_understood(client: SessionClient, tmp_path: Path, 
     assert (tmp_path / "b/hard").stat().st_ino == (tmp_path / "b/run.sh").stat().st_ino
 
 
-def test_a_read_only_folder_can_be_filled_first(client: SessionClient, tmp_path: Path) -> None:
-    def fill(tar: tarfile.TarFile) -> None:
-        member("locked/", type=tarfile.DIRTYPE, mode=0o555)(tar)
-        member("locked/x", b"x", mode=0o4711)(tar)
-
-    client.put_tree(tar_of(fill), str(tmp_path))
-    assert stat.S_IMODE((tmp_path / "locked").stat().st_mode) == 0o555
-    assert stat.S_IMODE((tmp_path / "locked/x").stat().st_mode) == 0o711, "no set-uid from an archive"
-
-
 @pytest.mark.parametrize("name", ["../outside", "/../../outside", "a/../../outside", "a/b/../../../x"])
 def test_a_name_that_leads_outside_is_refused(client: SessionClient, tmp_path: Path, name: str) -> None:
     with pytest.raises(SpecInvalid, match="outside"):
@@ -175,12 +134,6 @@ def test_a_link_of_the_archive_leads_nowhere(client: SessionClient, tmp_path: Pa
     assert os.listdir(tmp_path / "victim") == []
 
 
-@pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.FIFOTYPE])
-def test_what_no_task_needs_is_refused(client: SessionClient, tmp_path: Path, kind: bytes) -> None:
-    with pytest.raises(SpecInvalid, match="expected a file"):
-        client.put_tree(tar_of(member("x", type=kind)), str(tmp_path))
-
-
 def test_what_is_no_tar_is_refused_and_the_connection_goes_on(client: SessionClient, tmp_path: Path) -> None:
     whole = tar_of(member("x", b"x" * 5000))
     for archive in (b"", b"no tar" * 1000, b"x", os.urandom(4096), whole[:600], whole[:512]):
@@ -190,3 +143,7 @@ def test_what_is_no_tar_is_refused_and_the_connection_goes_on(client: SessionCli
     with pytest.raises(SpecInvalid, match="tar"):
         client.put_tree(broken, str(tmp_path))
     assert client.run("true", timeout_s=10).ok
+
+
+def test_files_whose_size_is_not_known_before_are_read_to_their_end(client: SessionClient) -> None:
+    assert b"\nPid:" in client.get("/proc/self/status")

@@ -216,7 +216,15 @@ def test_a_person_talks_to_a_shell_and_nothing_is_left(kind: str, look: Path, op
     assert termios.tcgetattr(terminal.theirs) == terminal.before
 
 
-@pytest.mark.parametrize("how", ["told", "hung up"])
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("told", "local"),
+        pytest.param("told", "oci", marks=pytest.mark.docker),
+        pytest.param("hung up", "docker", marks=pytest.mark.docker),
+    ],
+    indirect=["kind"],
+)
 def test_whoever_ends_it_leaves_nothing(how: str, kind: str, look: Path, opened: Open, settings: Settings) -> None:
     terminal = opened(look, "--environment", kind)
     terminal.type(b"echo up-$((1+1)); sleep 61.5\n")
@@ -242,19 +250,6 @@ def commands_of_this_host() -> bytes:
         with suppress(OSError):
             found += file.read_bytes().replace(b"\0", b" ") + b"\n"
     return found
-
-
-def test_a_second_interrupt_does_not_cut_the_end_short_and_what_prepares_ends_too(
-    opened: Open, settings: Settings, tmp_path: Path
-) -> None:
-    folder = a_task(tmp_path / "slow", setup="echo $$ > begun; sleep 62.5\n")
-    terminal = opened(folder, "--environment", "local")
-    await_command(b"sleep 62.5")
-    terminal.type(b"\x03\x03")
-    assert terminal.process.wait(60) == 130
-    assert b"sleep 62.5" not in commands_of_this_host()
-    assert left(settings) == []
-    assert not list((settings.home / "cache" / "local").glob("making-*"))
 
 
 @pytest.mark.extra
@@ -288,6 +283,7 @@ def test_when_its_time_is_over_it_ends_and_says_so(opened: Open, settings: Setti
 # --- One command ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", ["local", pytest.param("docker", marks=pytest.mark.docker)], indirect=True)
 def test_one_command_hands_on_its_streams_and_its_exit_code(kind: str, look: Path, settings: Settings) -> None:
     command = "printf '\\377 out'; echo \"err $GREETING\" >&2; exit 5"
     done = ran(settings, look, "--environment", kind, "--command", command)
@@ -356,16 +352,6 @@ def test_a_command_runs_in_any_of_several_containers(pair: Path, settings: Setti
     for service, who in (((), b"main\n"), (("--service", "main"), b"main\n"), (("--service", "shop"), b"shop\n")):
         done = shell(pair, *service, "--command", "echo $WHO; exit 3", kind="docker")
         assert (done.exit_code, done.stdout_bytes) == (3, who)
-    assert left(settings) == []
-
-
-@pytest.mark.docker
-def test_any_of_several_containers_may_be_entered(pair: Path, settings: Settings, opened: Open) -> None:
-    terminal = opened(pair, "--service", "shop")
-    terminal.type(b"echo $WHO-$((40+2)); stty size\n")
-    assert b"shop-42" in terminal.until(b"33 101")
-    terminal.type(b"exit 6\n")
-    assert terminal.process.wait(60) == 6
     assert left(settings) == []
 
 

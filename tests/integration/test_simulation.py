@@ -17,12 +17,11 @@ from typer.testing import CliRunner
 
 from app.cli import cli
 from app.client import MegaFlow, Run
-from app.errors import InstanceFailed, LimitInvalid, SpecInvalid, UnknownName
+from app.errors import InstanceFailed, LimitInvalid, SpecInvalid
 from app.models.endings import EndReason
 from app.models.outcome import Phase
 from app.models.simulation import Simulation
 from app.models.spec import Mode
-from app.simulation import report
 from app.stack import private
 from app.stack.private import PrivateStack, private_stack
 from tests.building import a_task
@@ -68,19 +67,6 @@ def ask(flow: MegaFlow, query: str, **values: Any) -> Any:
 def ends(run: Run) -> list[EndReason | None]:
     """How all attempts of the run ended."""
     return [attempt.end_reason for result in run.results(LONGEST_WAIT_S) for attempt in result.attempts]
-
-
-def test_graded_attempts_leave_the_model_calls_that_the_simulation_names(stack: PrivateStack, flow: MegaFlow) -> None:
-    keys = ("recorded/a", "recorded/b")
-    stack.provider().behave(Simulation.of(run_s="any_of:0.05,0.2", model_calls=keys))
-    run = submitted(flow, 20, name="calling")
-    assert states(run) == {"succeeded": 20}
-    found = (
-        "SELECT array_agg(x.key) FROM artifacts x JOIN attempts a ON a.id = x.attempt_id JOIN tasks t"
-        " ON t.id = a.task_id WHERE t.run_id = :run AND x.kind = 'model_calls'"
-    )
-    kept = ask(flow, found, run=run.id)
-    assert (len(kept), set(kept)) == (20, set(keys))
 
 
 def test_ephemeral_tasks_are_graded_each_on_an_instance_of_its_own_with_all_phases(
@@ -177,34 +163,6 @@ def test_a_host_that_is_killed_or_told_to_leave_costs_no_task(stack: PrivateStac
     assert states(run) == {"succeeded": 16}
     found = set(ends(run))
     assert {EndReason.LOST, EndReason.INTERRUPTED, EndReason.SUBMITTED} <= found
-
-
-def test_a_private_stack_leaves_neither_processes_nor_files() -> None:
-    with private_stack(simulation=Simulation(), durable=False, control_workers=2) as stack:
-        home = stack.settings.home
-        processes = [psutil.Process(pid) for pid in stack.pids.values()]
-        assert set(stack.pids) == {"postgres", "redis", "simulation", "control-1", "control-2"}
-        usage = stack.usage()
-        assert all(used.memory_bytes > 0 for used in usage.values())
-        assert usage["control-1"].cpu_s > 0.1
-        with pytest.raises(UnknownName, match="control-1"):
-            stack.kill("beat")
-        stack.kill("control-2", signal.SIGSTOP)  # what stands still must go, too
-    assert not [process for process in processes if process.is_running()]
-    assert not home.parent.exists()
-
-
-def test_the_report_adds_up(stack: PrivateStack, flow: MegaFlow) -> None:
-    stack.provider().behave(Simulation.of(run_s="constant:0.1", infrastructure=1.0))
-    assert states(submitted(flow, 2)) == {"failed": 2}
-    found = report.report(flow.database, CAPACITY)
-    assert found.total.ended == found.total.tasks == sum(found.users[name].tasks for name in found.users)
-    assert found.total.retries == sum(found.attempt_ends.values()) - found.total.tasks
-    assert found.total.not_scored >= 2
-    assert 0 < found.utilisation <= 2  # of one mode's capacity, where this file's tests used both
-    assert found.total.wait_p50_s is not None
-    assert found.total.wait_p99_s is not None
-    assert found.total.wait_p50_s <= found.total.wait_p99_s
 
 
 _MEGAFLOW = (sys.executable, "-c", "from app.cli import main; main()")

@@ -61,15 +61,6 @@ def test_a_listed_archive_is_fetched_and_its_code_is_not_run(tmp_path: Path, ind
     assert not (tmp_path / "was-run").exists()
 
 
-def test_a_second_build_needs_no_index(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, cache = context(tmp_path, pinned(index)), tmp_path / "cache"
-    fetch_sources(folder, cache=cache)
-    (folder / "sources" / "quiet_lib-1.0.tar.gz").unlink()
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/nonexistent/pip.conf")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    assert [path.name for path in fetch_sources(folder, cache=cache)] == ["quiet_lib-1.0.tar.gz"]
-
-
 def test_an_archive_with_another_hash_is_refused(tmp_path: Path, index: Path) -> None:
     folder = context(tmp_path, f"quiet-lib==1.0 --hash=sha256:{'0' * 64}\n")
     with pytest.raises(ImageBuildFailed, match=r"expected a source archive of quiet-lib==1\.0 with the sha256"):
@@ -101,8 +92,3 @@ def test_an_index_out_of_reach_is_told_with_its_address(tmp_path: Path, monkeypa
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     with pytest.raises(ImageUnavailable, match=r"127\.0\.0\.1:9"):  # retried: the index may come back
         fetch_sources(context(tmp_path, f"quiet-lib==1.0 --hash=sha256:{'0' * 64}\n"))
-
-
-def test_a_context_without_a_list_needs_nothing(tmp_path: Path) -> None:
-    assert fetch_sources(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []

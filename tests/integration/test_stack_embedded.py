@@ -101,20 +101,6 @@ def test_another_user_cannot_connect(home_folder: Path) -> None:
         assert "PermissionError" in done.stderr
 
 
-@as_root
-def test_binaries_that_the_owner_cannot_reach_are_copied_and_the_copy_works(home_folder: Path) -> None:
-    prepare(Settings(home=home_folder))
-    wheel = postgres._binaries(home_folder).parents[1]
-    if wheel.is_relative_to(home_folder):
-        pytest.skip("here the wheel itself is out of reach, so that every other test proves this")
-    copied = postgres._copy_binaries(wheel, home_folder / "postgres-server-copy")
-    for program in ("postgres", "initdb"):
-        done = subprocess.run(
-            [str(copied / program), "--version"], user=postgres.OWNER, capture_output=True, text=True, cwd="/"
-        )
-        assert "PostgreSQL" in done.stdout, done.stderr
-
-
 def test_the_embedded_redis_keeps_what_it_is_told_and_listens_on_its_socket_alone(home_folder: Path) -> None:
     settings = Settings(home=home_folder, broker_url=None)
     prepare(settings)
@@ -137,8 +123,3 @@ def test_the_embedded_redis_keeps_what_it_is_told_and_listens_on_its_socket_alon
 def test_a_home_with_signs_that_mean_something_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingsInvalid, match="MEGAFLOW_HOME"):
         prepare(Settings(home=tmp_path / name))
-
-
-def test_a_home_whose_sockets_would_have_too_long_a_path_is_refused_with_the_mend(tmp_path: Path) -> None:
-    with pytest.raises(SettingsInvalid, match="shorter path"):
-        prepare(Settings(home=tmp_path / ("x" * 90)))

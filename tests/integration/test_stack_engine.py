@@ -11,12 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.errors import EngineUnavailable
 from app.settings import Settings
-from app.stack import base_image, engine, packages, tools
+from app.stack import engine, packages, tools
 from app.stack.engine import Dockerd
-from app.stack.home import prepare
-from tests.integration.engine_proxy import engine_proxy
 from tests.services import short_folder
 
 can_start = pytest.mark.skipif(
@@ -95,26 +92,6 @@ def test_an_engine_that_was_killed_is_started_again_at_once(folder: Path, settin
     assert report.started, report.why
 
 
-@can_start
-def test_an_engine_that_dies_at_its_start_is_reported_with_its_own_last_words(folder: Path, settings: Settings) -> None:
-    broken = private(folder, "--storage-driver", "cheese")
-    report = engine.ensure_engine(settings, may_install=False, dockerd=broken)
-    assert not report.available
-    assert "driver not supported" in report.why
-    assert "local" in report.fix
-    assert not engine.is_ours(settings)
-
-
-def test_an_engine_named_by_the_settings_is_never_started_for_the_user(folder: Path) -> None:
-    settings = Settings(home=folder / "h", docker_url="unix:///nowhere/docker.sock")
-    report = engine.ensure_engine(settings, may_install=True)
-    assert not report.available
-    assert "/nowhere/docker.sock" in report.why
-    assert "MEGAFLOW_DOCKER_URL" in report.fix
-    with pytest.raises(EngineUnavailable), engine.connected(settings):
-        pass
-
-
 @pytest.mark.docker
 def test_the_engine_that_was_there_is_used_and_never_ours_to_stop(folder: Path, docker_engine: str) -> None:
     settings = Settings(home=folder / "h")
@@ -123,15 +100,6 @@ def test_the_engine_that_was_there_is_used_and_never_ours_to_stop(folder: Path, 
     assert not engine.is_ours(settings)
     assert not engine.stop_engine(settings)
     assert engine.version(settings) == docker_engine
-
-
-def test_a_process_that_got_the_recorded_number_later_is_not_taken_for_the_engine(folder: Path) -> None:
-    settings = Settings(home=folder / "h")
-    prepare(settings)
-    record = settings.home / "run" / "engine.json"
-    record.write_text(f'{{"pid": {os.getpid()}, "started_at": {psutil.Process().create_time() - 100}}}')
-    assert not engine.is_ours(settings)
-    assert not engine.stop_engine(settings)
 
 
 def test_what_is_missing_is_brought_once_and_named_when_it_cannot_be(
@@ -155,12 +123,3 @@ def test_what_is_missing_is_brought_once_and_named_when_it_cannot_be(
     assert "no-such-program" in said[0]
     tools.ensure_tools(settings, may_install=True, report=said.append)
     assert len(calls) == 3, "an index that is out of reach is not asked at every start"
-
-
-@pytest.mark.docker
-@pytest.mark.usefixtures("docker_engine")
-def test_an_engine_that_breaks_off_before_its_answer_is_named(folder: Path) -> None:
-    with engine_proxy(engine.engine_url(Settings())) as proxy:
-        proxy.dropped["GET /images/"] = False
-        with pytest.raises(EngineUnavailable, match="does not say whether it has megaflow/base"):
-            base_image.is_present(Settings(home=folder / "h", docker_url=proxy.url))

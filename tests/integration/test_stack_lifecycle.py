@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import docker
 import httpx
@@ -24,7 +23,7 @@ import pytest
 import redis as redis_client
 from pydantic import SecretStr
 
-from app.errors import EngineUnavailable, InstallationFailed, StackNotRunning
+from app.errors import InstallationFailed, StackNotRunning
 from app.settings import Settings
 from app.stack import doctor, engine, flower, leftovers, lifecycle, supervisor
 from app.stack.home import MARKER, exclusively
@@ -122,14 +121,6 @@ def test_the_doctor_of_a_stack_that_is_down_names_the_mend(settings: Settings) -
         assert "megaflow up" in looked_at[name].fix
 
 
-def test_an_engine_that_goes_away_before_the_base_image_does_not_end_up(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "ensure_engine", lambda *_, **__: engine.EngineReport(available=True))
-    monkeypatch.setattr(lifecycle.base_image, "ensure_base_image", Mock(side_effect=EngineUnavailable("gone")))
-    assert lifecycle.up(settings, print, may_install=False, table=_servers).started
-
-
 def test_a_port_that_somebody_has_stops_up_with_the_setting_to_change(settings: Settings) -> None:
     with socket.socket() as somebody:
         somebody.bind(("127.0.0.1", settings.flower_port))
@@ -139,7 +130,7 @@ def test_a_port_that_somebody_has_stops_up_with_the_setting_to_change(settings: 
     assert leftovers.processes(settings) == []
 
 
-def test_a_server_that_is_killed_comes_back_with_what_it_was_told(settings: Settings) -> None:
+def test_servers_that_were_killed_or_left_behind_come_back_with_their_data(settings: Settings) -> None:
     _up(settings)
     with redis_client.Redis.from_url(settings.redis()) as client:
         client.lpush("queue", "task")
@@ -154,12 +145,6 @@ def test_a_server_that_is_killed_comes_back_with_what_it_was_told(settings: Sett
         return -1
 
     eventually(lambda: length() == 1)
-
-
-def test_servers_that_a_killed_supervisord_left_are_ended_by_down_and_up_starts_anew_on_their_data(
-    settings: Settings,
-) -> None:
-    _up(settings)
     _keep_something(settings)
     _kill_supervisord(settings)
     assert set(_up(settings).started) == {"postgres", "redis"}
@@ -194,26 +179,21 @@ def test_a_control_worker_that_ends_before_it_dispatches_fails_up_with_its_log(s
     assert leftovers.processes(settings) == []
 
 
-def test_a_program_that_ignores_sigterm_is_killed_with_its_children(settings: Settings) -> None:
+def test_programs_get_exactly_these_settings_and_one_that_ignores_sigterm_is_killed(home_folder: Path) -> None:
     deaf = "import signal, subprocess, sys; signal.signal(15, signal.SIG_IGN); subprocess.run(sys.argv[1:])"
-    table = _servers_and(_python("deaf", "-c", deaf, sys.executable, *_WAIT))
-    _up(settings, table)
-    family = [psutil.Process(_pid(settings, "deaf")), *psutil.Process(_pid(settings, "deaf")).children()]
-    lifecycle.down(settings, print, table=table)
-    assert [process for process in family if not has_ended(process)] == []
-
-
-def test_programs_get_exactly_these_settings_whatever_signs_they_hold(home_folder: Path) -> None:
     written = "from app.settings import load; s = load(); open(s.home / 'seen', 'w').write(s.model_dump_json()); "
-    program = _python("witness", "-c", written + "import signal; signal.pause()")
+    witness = _python("witness", "-c", written + "import signal; signal.pause()")
+    table = _servers_and(_python("deaf", "-c", deaf, sys.executable, *_WAIT), witness)
     strange = "http://h/%(ENV_PATH)s;x#y"
     settings = settings_in(home_folder.parent, model_base_url=strange, replay_scripts=(Path("/a"), Path("/b")))
     try:
-        _up(settings, _servers_and(program))
+        _up(settings, table)
         eventually(lambda: (home_folder / "seen").exists() and (home_folder / "seen").stat().st_size > 0)
         assert (home_folder / "seen").read_text() == settings.model_dump_json()
+        family = [psutil.Process(_pid(settings, "deaf")), *psutil.Process(_pid(settings, "deaf")).children()]
     finally:
-        lifecycle.down(settings, print, purge=True, table=_servers_and(program))
+        lifecycle.down(settings, print, purge=True, table=table)
+    assert [process for process in family if not has_ended(process)] == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's PostgreSQL is another user's")
@@ -295,37 +275,6 @@ def test_a_joined_host_spares_what_other_hosts_have_on_the_same_engine(settings:
     sparing = partial(leftovers.remove_from_engine, settings, sparing=["others"])
     _removed_of_three(settings, base_image_tag, "mine", "others", sparing)
     assert leftovers.remove_from_engine(settings, sparing=["elsewhere"]).containers == 2
-
-
-@pytest.mark.docker
-def test_without_the_ledger_a_joined_host_removes_what_its_own_instances_had(
-    settings: Settings, base_image_tag: str
-) -> None:
-    own, url = str(uuid.uuid4()), "postgresql://127.0.0.1:1/none"
-    silent = Settings(home=settings.home, installation=settings.installation, joined=True, database_url=url)
-    (settings.home / "scratch" / own).mkdir(parents=True)
-    remove = partial(lifecycle._remove_from_engine, silent)
-    assert _removed_of_three(settings, base_image_tag, own, "unknown", remove).others == 1
-    again = leftovers.remove_from_engine(settings, only=[own, "unknown"])  # an engine of its own
-    assert (again.containers, again.others) == (2, 0)
-
-
-@pytest.mark.docker
-def test_a_network_that_the_engine_does_not_let_go_is_named_and_down_goes_on(
-    settings: Settings, base_image_tag: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leftovers, "_PATIENCE_S", 0.5)
-    client = docker.from_env()
-    name = f"megaflow-stuck-{uuid.uuid4().hex[:8]}"
-    network = client.networks.create(name, labels={"megaflow": settings.installation})
-    stranger = client.containers.run(base_image_tag, "sleep 60", detach=True, network=name)
-    try:
-        removed = leftovers.remove_from_engine(settings)
-        assert (removed.networks, removed.stuck) == (0, (name,))
-    finally:
-        stranger.remove(force=True)
-        network.remove()
-        client.close()
 
 
 def test_flower_asks_for_the_password_that_only_the_owner_can_read(settings: Settings) -> None:

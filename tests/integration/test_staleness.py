@@ -9,12 +9,11 @@ import pytest
 from app.artifacts.folder import FolderStore
 from app.ledger import experience
 from app.ledger.database import Database
-from app.ledger.experience import ExperienceCounts, ExperienceRun
+from app.ledger.experience import ExperienceCounts
 from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
 from tests.building import ready_instance
 from tests.integration.command import CommandLine
-from tests.integration.rows import every
 from tests.integration.test_fairness_and_pools import bindings
 from tests.integration.test_replicas import Training
 from tests.integration.test_scheduling import dispatcher, world
@@ -122,10 +121,3 @@ def test_a_run_without_the_bound_is_not_held(dispatcher: Dispatcher, database: D
     assert begun(dispatcher, free) == 10
     free.submit(2, tasks=5, max_staleness=0)
     assert begun(dispatcher, free) == 10, "its trainer has not said how much it takes"
-
-
-def test_a_trainer_that_begins_again_may_bring_another_bound(training: Training) -> None:
-    experience.open_run(training.database, ExperienceRun(training.run_id, "policy", max_staleness=4))
-    experience.open_run(training.database, ExperienceRun(training.run_id, "policy"))
-    rows = every(training.database, "SELECT max_staleness FROM experience_runs")
-    assert [row.max_staleness for row in rows] == [4]

@@ -93,21 +93,16 @@ def test_filters_narrow_and_positions_still_move_on(database: Database) -> None:
     assert nothing == ([], stream.now(database))
 
 
-@pytest.mark.parametrize("position", ["", "x", "1-2", "1-2-", "-1", "5-3-1", "1.", "1..2", "1;2", "9" * 30, "1\n"])
-def test_what_is_no_position_is_refused(database: Database, position: str) -> None:
-    with pytest.raises(SpecInvalid, match="found"):
-        stream.read(database, position)
+def test_what_is_no_position_is_refused(database: Database) -> None:
+    for position in ("", "x", "1-2", "1-2-", "-1", "5-3-1", "1.", "1..2", "1;2", "9" * 30, "1\n"):
+        with pytest.raises(SpecInvalid, match="found"):
+            stream.read(database, position)
 
 
-def test_a_position_of_another_database_is_refused(database: Database) -> None:
-    with pytest.raises(SpecInvalid, match="a position of this database"):
-        stream.read(database, str(10**15))
-
-
-@pytest.mark.parametrize("kind", ["attempt", "Attempt.", "%.", "a.b%", ".", ""])
-def test_what_is_no_kind_is_refused(database: Database, kind: str) -> None:
-    with pytest.raises(SpecInvalid, match="expected a kind of event"):
-        stream.read(database, stream.START, wanted=EventFilter([kind]))
+def test_what_is_no_kind_is_refused(database: Database) -> None:
+    for kind in ("attempt", "Attempt.", "%.", "a.b%", ".", ""):
+        with pytest.raises(SpecInvalid, match="expected a kind of event"):
+            stream.read(database, stream.START, wanted=EventFilter([kind]))
 
 
 @contextmanager

@@ -6,25 +6,18 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
-from app.agents.base import AgentJob, ModelEndpoint
-from app.agents.framework import FrameworkBundle, FrameworkPaths
 from app.agents.installation import Installer
 from app.agents.running import FrameworkAgent
 from app.agents.swe_agent.adapter import SweAgent
 from app.models.endings import EndReason
 from app.models.spec import Limits
-from app.settings import Settings
 from megaflow.contract.agents.trial import KEY, STARTED, NeverCancelled, TrialStage
 from tests.integration.inside_fixture import (
-    ENV_SCENE,
     SEEN,
-    container_stage,
     engine,
     kept_tools,
     look_inside,
@@ -39,12 +32,6 @@ pytestmark = [pytest.mark.agents, pytest.mark.docker, pytest.mark.extra]
 STAND_IN = Path(__file__).parents[1] / "stand_ins" / "swe_agent"
 CHECKOUT = os.environ.get("MEGAFLOW_SWE_AGENT_SOURCE")
 LIMITS = Limits(agent_timeout_s=300, command_timeout_s=30, max_steps=5)
-SCENES = {
-    "look": ENV_SCENE,
-    "words": "[{thought: I am only talking}, {thought: and on}, {thought: and on}, {thought: and on}]",
-    "slow": "[{command: 'sleep 60'}, {command: 'sleep 60'}, {command: 'sleep 60'}, {submit: true}]",
-    "leaves": "[{command: 'echo x > new.txt; exit 3'}, {submit: true}]",
-}
 
 
 def cloned(folder: Path, into: Path) -> str:
@@ -128,14 +115,6 @@ def test_endings_by_name(
     assert KEY not in report.detail
 
 
-@pytest.mark.extra
-def test_a_model_that_does_not_answer_is_given_up(stage: TrialStage, source: str, tmp_path: Path) -> None:
-    impatient = framework_of(source, call_timeout_s=2)
-    report = stage.play(FrameworkAgent(impatient), "silent", tmp_path, LIMITS, NeverCancelled()).report
-    assert report.end_reason is EndReason.MODEL_ERROR, report
-    assert "Timeout" in report.detail
-
-
 def test_commands_that_take_too_long_end_it_at_the_third(
     stage: TrialStage, framework: SweAgent, tmp_path: Path
 ) -> None:
@@ -154,81 +133,3 @@ def test_its_time_ends_it_with_all_that_it_started(stage: TrialStage, framework:
     left = stage.environment.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '", timeout_s=20).stdout.decode()
     assert "tail -n 0 -f" not in left
     assert "sweagent" not in left
-
-
-def test_a_setting_that_it_does_not_know_is_told_in_its_words(
-    stage: TrialStage, framework: SweAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.agents.swe_agent.adapter.settings", lambda *_: b"agent: {no_such_setting: 1}")
-    report = stage.play(FrameworkAgent(framework), "solve", tmp_path, LIMITS, NeverCancelled()).report
-    assert report.end_reason is EndReason.AGENT_ERROR, report
-    assert "Extra inputs are not permitted" in report.detail
-
-
-LOCK = Path(__file__).parents[1] / "stand_ins" / "swe_rex" / "requirements.lock"
-HOME = "/var/tmp/home-of-it"
-SLOW_START = b"sleep 2\nexport FROM_THE_USER=yes PS1='$ '\n"
-PROGRAM = """\
-import asyncio, json, sys
-from swerex.deployment.local import LocalDeployment
-from swerex.runtime.abstract import BashAction, CreateBashSessionRequest
-
-async def main():
-    deployment = LocalDeployment()
-    await deployment.start()
-    runtime = deployment.runtime
-    await runtime.create_session(CreateBashSessionRequest(startup_source=["/root/.bashrc"]))
-    told = []
-    for command in json.load(sys.stdin):
-        seen = await runtime.run_in_session(BashAction(command=command, timeout=25, check="silent"))
-        told.append([seen.exit_code, seen.output])
-    await deployment.stop()
-    print("TOLD", json.dumps(told))
-
-asyncio.run(main())
-"""
-
-
-@pytest.fixture(scope="module")
-def bundle() -> FrameworkBundle:
-    return Installer(kept_tools()).python("swe-rex", LOCK, first_use=("-c", "import swerex.deployment.local"))
-
-
-@pytest.fixture
-def shell_stage(settings: Settings, base_image_tag: str, bundle: FrameworkBundle) -> Iterator[TrialStage]:
-    with container_stage(settings, base_image_tag, bundle, "http://127.0.0.1:1/v1") as made:
-        yield made
-
-
-@pytest.mark.extra
-def test_its_shell_starts_however_long_the_users_own_file_takes(
-    shell_stage: TrialStage, bundle: FrameworkBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adapter = SweAgent(Installer(tmp_path), "somewhere")
-    monkeypatch.setattr(adapter, "install", lambda: bundle)
-    job = AgentJob("t", "a task", "/testbed", Limits(), None, None, None, tmp_path)
-    tool = shell_stage.tools_inside[bundle.name]
-    command = adapter.command(
-        job, FrameworkPaths(tool, HOME, "/testbed", ModelEndpoint("http://m/v1", "m", SecretStr(KEY)))
-    )
-    shell = shell_stage.environment
-    shell.put(f"{HOME}/.bashrc", command.files[".bashrc"])
-    shell.put(f"{HOME}/program.py", PROGRAM.encode())
-    shell.put("/root/.bashrc", SLOW_START)
-
-    commands = ["export LANG=C.UTF-8", "cd /testbed", "env", "sleep 2; echo slept; false", "ls", "pwd"]
-    done = shell.run(
-        f"exec {tool}/bin/python3 {HOME}/program.py",
-        env=command.env,
-        timeout_s=120,
-        stdin=json.dumps(commands).encode(),
-    )
-    assert done.ok, done.text()[-2000:]
-    [told] = [json.loads(line[5:]) for line in done.stdout.decode().splitlines() if line.startswith("TOLD ")]
-    assert [code for code, _ in told] == [0, 0, 0, 1, 0, 0]
-    assert [told[place][1].strip() for place in (3, 4, 5)] == ["slept", "cart.py", "/testbed"]
-    variables = told[2][1]
-    assert "FROM_THE_USER=yes" in variables
-    assert "HOME=/root" in variables
-    for foreign in (KEY, "OPENAI", "LITELLM", "SWE_AGENT"):
-        assert foreign not in variables

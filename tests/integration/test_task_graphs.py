@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from app.client import MegaFlow
-from app.errors import DatabaseUnavailable, IdempotencyConflict, OptionInvalid, QuotaExceeded, StaleWriter, UnknownName
+from app.errors import DatabaseUnavailable, IdempotencyConflict, OptionInvalid, StaleWriter, UnknownName
 from app.ledger import (
     accept,
     admission,
@@ -25,7 +25,6 @@ from app.ledger import (
     explain_run,
     graphs,
     pauses,
-    quotas,
     results,
     tasks,
     waiting,
@@ -138,15 +137,6 @@ def test_a_task_waits_for_all_of_them_and_so_do_all_tasks_of_a_run(database: Dat
     assert a_pass(database) == list(waiting)
 
 
-def test_what_has_succeeded_before_lets_begin_at_once(database: Database) -> None:
-    (first,) = accepted(database).task_ids
-    a_pass(database)
-    succeed(database, begin(database, first))
-    a_pass(database)
-    (second,) = after(database, first).task_ids
-    assert a_pass(database) == [second]
-
-
 def test_an_infrastructure_fault_of_an_attempt_releases_and_cancels_nothing(database: Database) -> None:
     first, second = a_pair(database)
     a_pass(database)
@@ -162,31 +152,6 @@ def test_the_database_itself_refuses_to_put_in_line_what_waits(database: Databas
     for change in ("in_line = true", "state = 'admitted'"):
         with pytest.raises(IntegrityError, match="tasks_waits_check"):
             write(database, f"UPDATE tasks SET {change} WHERE id = :id", id=second)
-
-
-def test_a_large_run_is_released_in_parts(database: Database) -> None:
-    (first,) = accepted(database).task_ids
-    waiting = set(after(database, first, count=50).task_ids)
-    a_pass(database)
-    succeed(database, begin(database, first))
-    for settled, left in ((20, 30), (20, 10), (10, 0)):
-        with database.begin() as connection:
-            admission.in_turn(connection)
-            assert graphs.settle(connection, 20) == settled
-        assert one(database, "SELECT count(*) AS n FROM tasks WHERE waits").n == left
-    assert set(a_pass(database)) == waiting
-    assert not one(database, "SELECT has_dependents AS has FROM tasks WHERE id = :id", id=first).has
-
-
-def test_what_is_locked_in_this_moment_is_released_at_the_next_look(database: Database) -> None:
-    first, second = a_pair(database)
-    a_pass(database)
-    succeed(database, begin(database, first))
-    with database.begin() as connection:
-        tasks.end(connection, [new_id()], EndReason.CANCELLED)
-        connection.exec_driver_sql(f"SELECT 1 FROM tasks WHERE id = '{second}' FOR UPDATE")
-        assert a_pass(database) == []
-    assert a_pass(database) == [second]
 
 
 def test_a_failure_cancels_all_that_comes_after_it_down_the_graph(database: Database, settings: Settings) -> None:
@@ -206,16 +171,6 @@ def test_a_failure_cancels_all_that_comes_after_it_down_the_graph(database: Data
     assert told == [str(first), str(second), str(third)]
     assert state(database, aside) == "admitted"
     assert clean(database, settings)
-
-
-def test_who_waits_for_a_cancelled_task_is_told_of_its_end(database: Database, settings: Settings) -> None:
-    first, second = a_pair(database)
-    with MegaFlow(settings) as flow:
-        waiter = ThreadPoolExecutor(1).submit(flow.wait_any, [second], 30)
-        a_pass(database)
-        fail(database, begin(database, first))
-        a_pass(database)
-        assert waiter.result(timeout=30) == [second]
 
 
 def test_cancelling_the_root_cancels_the_rest_at_once(database: Database, settings: Settings) -> None:
@@ -238,15 +193,6 @@ def test_cancelling_what_waits_leaves_what_it_waits_for_alone(database: Database
     (third,) = after(database, second).task_ids
     tasks.cancel(database, [second])
     assert [state(database, one) for one in (root, second, third)] == ["pending", "cancelled", "cancelled"]
-
-
-def test_cancelling_what_has_ended_does_not_cancel_what_comes_after_it(database: Database) -> None:
-    first, other = accepted(database, 2).task_ids
-    (second,) = after(database, first, other).task_ids
-    a_pass(database)
-    succeed(database, begin(database, first))
-    tasks.cancel(database, [first])
-    assert state(database, second) == "pending"
 
 
 def test_an_expired_task_and_a_superseded_one_cancel_what_comes_after_them(database: Database) -> None:
@@ -319,27 +265,6 @@ def test_a_pause_and_its_end_release_nothing_and_hold_what_is_released(database:
     assert a_pass(database) == list(run.task_ids)
 
 
-def test_a_delay_outlives_the_release(database: Database) -> None:
-    (first,) = accepted(database).task_ids
-    later = datetime.now(UTC) + timedelta(hours=1)
-    run = after(database, first, available_at=later)
-    a_pass(database)
-    succeed(database, begin(database, first))
-    assert a_pass(database) == []
-    assert one(database, "SELECT available_at AS at FROM tasks WHERE run_id = :id", id=run.run_id).at == later
-    write(database, "UPDATE tasks SET available_at = now() WHERE run_id = :id", id=run.run_id)
-    assert a_pass(database) == list(run.task_ids)
-
-
-def test_the_wait_for_a_delayed_task_is_not_measured_by_one_that_waits_for_another(database: Database) -> None:
-    """Else the dispatcher would look without a rest."""
-    (first,) = accepted(database).task_ids
-    after(database, first)
-    a_pass(database)
-    with database.begin() as connection:
-        assert admission.next_due_s(connection) is None
-
-
 def test_what_waits_expires(database: Database) -> None:
     (first,) = accepted(database).task_ids
     run = after(database, first, deadline_at=datetime.now(UTC) + timedelta(hours=1))
@@ -351,25 +276,6 @@ def test_what_waits_expires(database: Database) -> None:
     a_pass(database)
     succeed(database, begin(database, first))
     assert a_pass(database) == []
-
-
-def test_a_bound_of_the_run_holds_after_the_release(database: Database) -> None:
-    (first,) = accepted(database).task_ids
-    run = after(database, first, count=3, max_running=1)
-    a_pass(database)
-    succeed(database, begin(database, first))
-    assert a_pass(database) == sorted(run.task_ids)
-    rows = every(database, "SELECT bounded FROM tasks WHERE run_id = :id", id=run.run_id)
-    assert {row.bounded for row in rows} == {True}
-
-
-def test_what_waits_counts_for_the_quota_of_waiting_tasks(database: Database) -> None:
-    (first,) = accepted(database).task_ids
-    after(database, first, count=3)
-    quotas.set_quota(database, "default", pending=5)
-    with pytest.raises(QuotaExceeded, match="found 4 and 2 more"):
-        accepted(database, 2)
-    assert one(database, "SELECT count(*) FROM runs").count == 2
 
 
 @pytest.mark.parametrize(
@@ -486,45 +392,6 @@ def test_ends_at_once_of_what_several_runs_come_after_release_each_of_them(
         assert {state(database, task_id) for run in runs[:2] for task_id in run.task_ids} == {"admitted"}
         assert state(database, runs[2].task_ids[0]) == "cancelled"
     assert clean(database, settings)
-
-
-def test_a_run_accepted_while_what_it_comes_after_ends_is_released(database: Database) -> None:
-    for _ in range(25):
-        (first,) = accepted(database).task_ids
-        a_pass(database)
-        claimed = begin(database, first)
-        with ThreadPoolExecutor(3) as threads:
-            run = threads.submit(after, database, first)
-            threads.submit(succeed, database, claimed).result(timeout=30)
-            threads.submit(a_pass, database).result(timeout=30)
-            (second,) = run.result(timeout=30).task_ids
-        a_pass(database)
-        assert state(database, second) == "admitted"
-
-
-def test_a_retry_whose_upstream_ends_meanwhile_is_released(database: Database) -> None:
-    """It saw that go on, and a pass between that end and its own commit would have seen nothing that waits."""
-    first, second = a_pair(database)
-    tasks.cancel(database, [second])
-    a_pass(database)
-    claimed = begin(database, first)
-    with ThreadPoolExecutor(2) as threads:
-        with database.begin() as connection:
-            connection.exec_driver_sql(f"SELECT 1 FROM tasks WHERE id = '{second}' FOR UPDATE")
-            again = threads.submit(tasks.retry, database, [second])
-            eventually(lambda: _blocked(database) == 1, "a retry that waits for the row")
-            succeed(database, claimed)
-            settled = threads.submit(a_pass, database)
-            eventually(lambda: settled.done() or _blocked(database) == 2, "a pass that waits for its turn, or is over")
-        assert again.result(timeout=30) == [second]
-        settled.result(timeout=30)
-    a_pass(database)
-    assert state(database, second) == "admitted"
-
-
-def _blocked(database: Database) -> int:
-    locked = "datname = current_database() AND wait_event_type = 'Lock'"
-    return int(one(database, f"SELECT count(*) AS n FROM pg_stat_activity WHERE {locked}").n)
 
 
 class _Workers:

@@ -146,19 +146,3 @@ def test_samples_are_written_as_their_trainers_read_them(
         assert found.written == 3
         assert {row["uid"] for row in verl} >= {str(group)}
         assert verl[0]["response_mask"] == [1, 0, 1, 1]
-
-
-def test_what_is_not_for_training_is_refused(database: Database, store: FolderStore, tmp_path: Path) -> None:
-    measured, synthesis, empty = (_run(database, one) for one in ("evaluation", "synthesis", "training"))
-    for run_id in (measured, synthesis):
-        _ended(database, store, run_id)
-    for run_id, form, to, words in (
-        (measured, ExportFormat.SFT, "a.jsonl", "nothing to train on"),
-        (measured, ExportFormat.VERL, "a.jsonl", "nothing to train on"),
-        (synthesis, ExportFormat.TRL, "a.jsonl", "purpose training, found 'synthesis'"),
-        (empty, ExportFormat.PRIME_RL, "a.jsonl", "found none; `megaflow experience open`"),
-        (synthesis, ExportFormat.SFT, "a.parquet", "JSON lines for sft"),
-    ):
-        with pytest.raises(ExportRefused, match=words):
-            export(ExportSource(database, store, run_id), form, tmp_path / to)
-        assert not (tmp_path / to).exists()

@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from app.artifacts.folder import FolderStore
-from app.errors import DatabaseUnavailable, LimitInvalid, SpecInvalid
+from app.errors import LimitInvalid, SpecInvalid
 from app.experience.hand_out import Experience
 from app.ledger import experience, training
 from app.ledger.database import Database
@@ -45,11 +45,6 @@ def test_one_process_has_the_loop_of_a_name_through_a_lost_connection(database: 
     with pytest.raises(LimitInvalid):
         mine.hold()
     other.close()
-
-
-def test_without_a_server_the_lock_is_asked_for_again() -> None:
-    with pytest.raises(DatabaseUnavailable):
-        LoopLock(Database("postgresql://127.0.0.1:1/none"), "a").hold()
 
 
 def test_a_committed_version_that_cannot_be_live_is_reached_by_a_newer_one(database: Database) -> None:
@@ -125,15 +120,6 @@ def test_the_example_for_prime_rl_writes_a_step_and_commits_it(
     assert [(one[0], one[4], len(one)) for one in written] == [([1, 2, 7, 8], "fix-it", 13)] * 2
     whole.commit("v9")
     assert (handed.counts().committed, training.committed_version(database, run_id)) == (2, "v9")
-
-
-def test_why_nothing_came_of_a_run_is_what_most_attempts_say(database: Database, store: FolderStore) -> None:
-    run_id = _run(database)
-    for _ in range(2):
-        _finished(database, _ended(database, store, run_id, new_id(), reward=None, state="failed"))
-    _finished(database, _ended(database, store, run_id, new_id()))
-    _pass(database, store)
-    assert training.why_nothing(database, run_id) == "2 times not scored: lost"
 
 
 def test_the_figures_of_a_step_are_of_what_is_handed_out(database: Database, store: FolderStore) -> None:

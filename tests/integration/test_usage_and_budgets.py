@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
 from uuid import UUID
@@ -146,13 +144,6 @@ def test_a_run_that_has_spent_its_budget_is_paused_once_and_says_why(database: D
     assert one(database, "SELECT in_line FROM tasks WHERE run_id = :r", r=run_id).in_line is False
 
 
-def test_a_run_that_has_nothing_waiting_is_left_alone(database: Database) -> None:
-    run_id = a_run(database, budget_usd=1.0)
-    a_task(database, run_id, state="succeeded")
-    a_call(database, cost_usd=5.0, run_id=run_id)
-    assert pauses.hold_spent(database) == []
-
-
 def test_more_money_lets_it_go_on_and_less_does_not(database: Database) -> None:
     run_id = a_run(database, budget_usd=1.0)
     a_task(database, run_id)
@@ -167,30 +158,6 @@ def test_more_money_lets_it_go_on_and_less_does_not(database: Database) -> None:
     assert pauses.hold_spent(database) == [run_id]
     pauses.set_budget(database, str(run_id), None)
     assert not reasons(database)
-
-
-def test_money_that_is_given_while_it_looks_leaves_the_run_as_it_is(database: Database) -> None:
-    run_id = a_run(database, budget_usd=1.0)
-    a_task(database, run_id)
-    a_call(database, cost_usd=1.5, run_id=run_id)
-    locked = "wait_event_type = 'Lock' AND datname = current_database()"
-    waiting = f"SELECT count(*) AS n FROM pg_stat_activity WHERE {locked}"
-    with ThreadPoolExecutor(1) as thread:
-        with database.begin() as connection:
-            connection.execute(text("UPDATE runs SET budget_usd = 9 WHERE id = :id"), {"id": run_id})
-            held = thread.submit(pauses.hold_spent, database)
-            while not held.done() and not one(database, waiting).n:
-                time.sleep(0.01)
-        assert held.result(30) == []
-    assert not reasons(database)
-
-
-def test_a_pause_by_hand_is_not_lifted_by_money(database: Database) -> None:
-    run_id = a_run(database, budget_usd=1.0)
-    a_task(database, run_id)
-    pauses.pause(database, str(run_id), "disk is full")
-    pauses.set_budget(database, str(run_id), 5.0)
-    assert reasons(database) == {str(run_id): "disk is full"}
 
 
 def test_impossible_budgets_and_unknown_runs_are_refused(database: Database) -> None:
@@ -219,15 +186,3 @@ def test_a_recording_is_of_the_same_replica_where_there_is_one(database: Databas
     assert {one.end_reason for one in found} == {EndReason.STEP_LIMIT}
     with pytest.raises(SpecInvalid, match="found none"):
         results.trajectory_of(database, str(run_id), mine[0], "another")
-
-
-def test_of_several_agents_one_has_to_be_named(database: Database) -> None:
-    run_id = a_run(database, total=2)
-    for agent in ("claude-code", "openhands"):
-        task = a_task(database, run_id, agent=agent, attempts=1, state="succeeded")
-        attempt = an_attempt(database, task, state="finished", end_reason="submitted")
-        insert(database, "artifacts", attempt_id=attempt, kind="trajectory", key=f"of-{agent}")
-    mine = a_task(database, a_run(database, name="again"))
-    with pytest.raises(SpecInvalid, match="claude-code, openhands"):
-        results.trajectory_of(database, str(run_id), mine, "fix-it")
-    assert results.trajectory_of(database, f"{run_id}@openhands", mine, "fix-it").key == "of-openhands"

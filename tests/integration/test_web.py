@@ -21,8 +21,8 @@ import pytest
 from sqlalchemy import event
 from starlette.requests import HTTPConnection
 
-from app.errors import ExportRefused, SpecInvalid
-from app.ledger import events, limits, names, results, tasks, users
+from app.errors import ExportRefused
+from app.ledger import events, limits, names, results, users
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.ledger.users import Scope, TokenKind
@@ -127,18 +127,13 @@ def test_hostile_text_is_shown_and_does_nothing(web: Web) -> None:
             assert "<script>alert" not in page, path
             assert not any(letter in page for letter in "\x1b\x00\u202e"), path
             assert '" onload="x' not in page, path
+        web.reports.keep(run_id, "trajectory", b"[" * 100_000)
+        assert "expected a trajectory in JSON" in client.get(f"{attempt}/trajectory").text
 
 
 def _with(web: Web, kind: str, content: bytes) -> str:
     """The page of an attempt that has this artifact."""
     return web.reports.keep(web.reports.run("night", {"click-1": verdict(1.0)}), kind, content)
-
-
-def test_a_trajectory_that_cannot_be_read_is_a_message(web: Web) -> None:
-    path = _with(web, "trajectory", b"[" * 100_000)
-    with web.user() as client:
-        found = client.get(f"{path}/trajectory")
-        assert (found.status_code, "expected a trajectory in JSON" in found.text) == (200, True)
 
 
 _FIFTY = 50_000_000
@@ -159,11 +154,10 @@ def test_a_trajectory_of_50_mb_costs_a_bounded_page_time_and_memory(web: Web, sh
     with web.user() as client:
         Path("/proc/self/clear_refs").write_text("5")  # the highest memory counts from here on
         before, begun = _memory_mib("VmRSS"), time.monotonic()
-        for _ in range(2):
-            found = client.get(f"{path}/trajectory")
-            assert (found.status_code, len(found.content) < 100_000) == (200, True)
-            assert ("more characters" in found.text) == (shape == "one message")
-        took, grown = (time.monotonic() - begun) / 2, _memory_mib("VmHWM") - before
+        found = client.get(f"{path}/trajectory")
+        assert (found.status_code, len(found.content) < 100_000) == (200, True)
+        assert ("more characters" in found.text) == (shape == "one message")
+        took, grown = time.monotonic() - begun, _memory_mib("VmHWM") - before
     assert (took < 20, grown < 500) == (True, True), (took, grown)
 
 
@@ -254,49 +248,24 @@ def test_what_held_an_attempt_up_is_drawn_when_it_did(web: Web) -> None:
     assert "<script>alert" not in page
 
 
-def test_what_was_copied_at_a_compaction_is_folded(web: Web) -> None:
-    steps = [
-        {"step_id": number, "source": "agent", "message": f"said {number}", "is_copied_context": number < 3}
-        for number in range(1, 5)
-    ]
-    later = {"trajectory_id": "b1", "extra": {"kind": "continuation"}, "steps": steps}
-    found = {"steps": steps[3:], "subagent_trajectories": [later]}
-    path = _with(web, "trajectory", json.dumps(found).encode())
-    with web.user() as client:
-        whole = client.get(f"{path}/trajectory").text
-        page = client.get(f"{path}/trajectory?branch=b1").text
-    assert "copied from the conversation before" not in whole
-    folded = page.partition("<summary>2 steps copied from the conversation before</summary>")[2]
-    inside, _, after = folded.partition("</details>")
-    assert ("said 2" in inside, "said 3" in inside, "said 3" in after) == (True, False, True)
-    assert "goes on from a summary of an earlier one" in page
-
-
 HEADER = b'{"version": 2, "width": 80, "height": 24, "timestamp": 1, "commands": []}\n'
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"", b"[" * 100_000, b"[]\n", b"null", b"\xff\xfe", HEADER + b"[1", HEADER + b"7", HEADER + b"[" * 100_000,
-        HEADER + b'[1, "o", "\\u001b[8;9999;9999t"]', HEADER + b'[1, "o", "x\\u001b[99999b"]',
-        HEADER + b'[1, "o", "' + b"\\u001b[999S" * 600 + b'"]', HEADER + b"x" * (50 << 20),
-    ],
-)  # fmt: skip
-def test_a_recording_that_might_break_a_player_is_not_given_to_one(web: Web, content: bytes) -> None:
-    path = _with(web, "terminal", content)
+def test_a_recording_that_might_break_a_player_is_not_given_to_one(web: Web) -> None:
+    run_id = web.reports.run("night", {"click-1": verdict(1.0)})
+    path = f"/attempts/{web.reports.attempt(run_id).id}"
     with web.user() as client:
-        found = client.get(f"{path}/terminal")
-        assert ('class="problem"' in found.text, "data-recording" in found.text) == (True, False)
-        assert found.status_code == 200
-        assert len(found.content) < 4_000_000
-        assert client.get(path).status_code == 200
-
-
-def test_an_attempt_without_a_recording_says_why(web: Web) -> None:
-    attempt = web.reports.attempt(web.reports.run("night", NIGHT), "click-5")
-    with web.user() as client:
-        assert "There is no recording: " in client.get(f"/attempts/{attempt.id}/terminal").text
+        for content in (
+            b"", b"[" * 100_000, b"[]\n", b"null", b"\xff\xfe", HEADER + b"[1", HEADER + b"7", HEADER + b"[" * 100_000,
+            HEADER + b'[1, "o", "\\u001b[8;9999;9999t"]', HEADER + b'[1, "o", "x\\u001b[99999b"]',
+            HEADER + b'[1, "o", "' + b"\\u001b[999S" * 600 + b'"]', HEADER + b"x" * (50 << 20),
+        ):  # fmt: skip
+            web.reports.keep(run_id, "terminal", content)
+            found = client.get(f"{path}/terminal")
+            shown = ('class="problem"' in found.text, "data-recording" in found.text)
+            assert (found.status_code, shown) == (200, (True, False)), content[:200]
+            assert len(found.content) < 4_000_000
+            assert client.get(path).status_code == 200
 
 
 # --- Signing in -----------------------------------------------------------------------------------------------------
@@ -305,21 +274,25 @@ def test_an_attempt_without_a_recording_says_why(web: Web) -> None:
 def test_a_link_signs_the_owner_in_once(web: Web) -> None:
     link = users.owner_link(web.database)
     with web.stranger() as client:
+        assert client.head("/sign-in", params={"once": link}).status_code == 200, "a preview does not use it up"
         found = client.get("/sign-in", params={"once": link, "next": "/runs"})
         assert (found.status_code, str(found.url)) == (200, "http://127.0.0.1/runs")
         assert client.get("/sign-in", params={"once": link, "next": "/models"}).status_code == 200
+        assert (
+            client.post("/sign-in", data={"token": "x"}, headers={"origin": "http://evil.example"}).status_code == 403
+        )
     with web.stranger() as other:
         assert other.get("/sign-in", params={"once": link}).status_code == 401
         assert str(other.get("/runs").url).startswith("http://127.0.0.1/sign-in?next=%2Fruns")
 
 
-@pytest.mark.parametrize("path", ["//evil.example", "https://evil.example/", "/\\evil.example", "javascript:x"])
-def test_signing_in_leads_nowhere_else(web: Web, path: str) -> None:
+def test_signing_in_leads_nowhere_else(web: Web) -> None:
     secret, _ = users.add_token(web.database, "alice", Scope.READ)
     with web.stranger() as client:
-        found = client.post("/sign-in", data={"token": secret, "next": path}, follow_redirects=False)
-        assert found.headers["location"] == "/"
-        assert "httponly" in found.headers["set-cookie"].lower()
+        for path in ("//evil.example", "https://evil.example/", "/\\evil.example", "javascript:x"):
+            found = client.post("/sign-in", data={"token": secret, "next": path}, follow_redirects=False)
+            assert found.headers["location"] == "/"
+            assert "httponly" in found.headers["set-cookie"].lower()
 
 
 def test_guessing_tokens_is_stopped(web: Web) -> None:
@@ -523,33 +496,6 @@ def test_events_go_on_from_where_a_reader_was(web: Web) -> None:
 # --- Live -----------------------------------------------------------------------------------------------------------
 
 
-def test_many_viewers_cost_one_text(web: Web) -> None:
-    run = accepted(web.database, 3)
-    live, made = web.app.state.services.live, []
-
-    def make() -> str:
-        made.append(1)
-        return results.state_of(web.database, run.task_ids[0]).value
-
-    async def viewer() -> None:
-        async for text in live.texts("key", make):
-            if text == "cancelled":
-                return
-
-    async def watch() -> None:
-        live.start()
-        with anyio.fail_after(30):
-            async with anyio.create_task_group() as group:
-                for _ in range(20):
-                    group.start_soon(viewer)
-                await anyio.sleep(1.0)
-                await anyio.to_thread.run_sync(tasks.cancel, web.database, run.task_ids)
-        live.stop()
-
-    anyio.run(watch)
-    assert len(made) <= 4
-
-
 def test_viewers_cost_one_transaction_a_second_whatever_happens(web: Web) -> None:
     run = accepted(web.database, 3)
     services, statements = web.app.state.services, []
@@ -565,14 +511,14 @@ def test_viewers_cost_one_transaction_a_second_whatever_happens(web: Web) -> Non
         async with anyio.create_task_group() as group:
             for _ in range(viewers):
                 group.start_soon(viewer)
-            await anyio.sleep(2.0)
+            await anyio.sleep(1.0)
             before, looks = len(statements), live.looks
-            for _ in range(8):
+            for _ in range(6):
                 await anyio.sleep(0.5)
                 if busy:
                     await anyio.to_thread.run_sync(_beat, web.database, run.run_id)
-            own = 8 if busy else 0
-            rates = (len(statements) - before - own) / 4, (live.looks - looks) / 4
+            own = 6 if busy else 0
+            rates = (len(statements) - before - own) / 3, (live.looks - looks) / 3
             group.cancel_scope.cancel()
         return rates
 
@@ -585,45 +531,7 @@ def test_viewers_cost_one_transaction_a_second_whatever_happens(web: Web) -> Non
 
     for made, looks in anyio.run(watch):
         assert looks >= 0.5
-        assert made <= 1.25, "at most one more in four seconds"
-
-
-@pytest.mark.parametrize("of_the_database", [False, True])
-def test_a_part_that_cannot_be_made_ends_its_viewers_alone(web: Web, of_the_database: bool) -> None:
-    run = accepted(web.database, 1)
-    services, seen, refused = web.app.state.services, [], []
-    live = services.live
-
-    def broken() -> str:
-        if of_the_database:
-            with services.database.begin() as connection:
-                connection.exec_driver_sql("SELECT 1 / 0")
-        raise SpecInvalid("expected a text, no division by zero")
-
-    async def of_the_broken() -> None:
-        with pytest.raises(Exception, match="division by zero"):
-            await anext(one async for one in live.texts("bad", broken) if one)
-        refused.append(True)
-
-    async def viewer() -> None:
-        async for text in live.texts("good", lambda: results.state_of(services.database, run.task_ids[0]).value):
-            seen.append(text)
-            if text == "cancelled":
-                return
-
-    async def watch() -> None:
-        live.start()
-        with anyio.fail_after(30):
-            async with anyio.create_task_group() as group:
-                group.start_soon(of_the_broken)
-                group.start_soon(viewer)
-                while not refused or "pending" not in seen:
-                    await anyio.sleep(0.05)
-                await anyio.to_thread.run_sync(tasks.cancel, web.database, run.task_ids)
-        live.stop()
-
-    anyio.run(watch)
-    assert seen[-1] == "cancelled"
+        assert made <= 1.34, "at most one more in three seconds"
 
 
 def _beat(database: Database, run_id: UUID) -> None:
@@ -662,24 +570,6 @@ def test_open_streams_are_checked_in_one_query_of_a_look(web: Web) -> None:
     assert len(begun) <= live.looks + 1, "the revocation, and the looks"
     assert 0 < seen[secrets[0]] < 3000
     assert seen[secrets[1]] == 4000
-
-
-def test_a_stream_ends_when_its_token_was_not_checked_for_long(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.web.access._UNCHECKED_S", 0.3)
-    access, seen = Access(web.database), []
-    request = HTTPConnection({"type": "http", "headers": [(b"authorization", b"Bearer one")]})
-
-    async def pieces() -> AsyncIterator[int]:
-        for number in range(100):
-            await anyio.sleep(0.02)
-            yield number
-
-    async def stream() -> None:
-        async for piece in access.lasting(request, WebUser("carol", frozenset()), pieces()):
-            seen.append(piece)
-
-    anyio.run(stream)
-    assert 0 < len(seen) < 50
 
 
 # --- Without a server -----------------------------------------------------------------------------------------------
@@ -758,7 +648,7 @@ def test_a_stream_ends_with_the_token_and_a_user_has_a_bounded_number(
 def test_a_user_has_a_bounded_number_of_waits(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.web.access._MOST_OPEN", 2)
     run = accepted(web.database, 1)
-    asked = {"task_ids": [str(run.task_ids[0])], "timeout_s": 4}
+    asked = {"task_ids": [str(run.task_ids[0])], "timeout_s": 2}
     with web.user() as client, ThreadPoolExecutor(5) as several:
         replies = list(several.map(lambda _: client.post("/api/v1/tasks/wait", json=asked), range(5)))
         assert sorted(one.status_code for one in replies) == [200, 200, 429, 429, 429]
@@ -768,55 +658,12 @@ def test_a_user_has_a_bounded_number_of_waits(web: Web, monkeypatch: pytest.Monk
         assert client.post("/api/v1/tasks/wait", json=asked).status_code == 200, "an end gives its place back"
 
 
-@pytest.mark.parametrize("host", ["evil.example", "flow.example.org:80", "127.0.0.1.evil.example"])
-def test_another_host_is_refused(web: Web, host: str) -> None:
+def test_another_host_is_refused(web: Web) -> None:
     with web.stranger() as client:
-        assert client.get("/runs", headers={"host": host}, follow_redirects=False).status_code == 421
+        for host in ("evil.example", "flow.example.org:80", "127.0.0.1.evil.example"):
+            assert client.get("/runs", headers={"host": host}, follow_redirects=False).status_code == 421
         found = client.get("/runs", follow_redirects=False)
         assert found.headers["location"] == "/sign-in?next=%2Fruns"
-
-
-def test_a_preview_does_not_use_a_link_up_and_other_sites_sign_nobody_in(web: Web) -> None:
-    link = users.owner_link(web.database)
-    with web.stranger() as client:
-        assert client.head("/sign-in", params={"once": link}).status_code == 200
-        other = client.post("/sign-in", data={"token": "x"}, headers={"origin": "http://evil.example"})
-        assert other.status_code == 403
-        assert client.get("/sign-in", params={"once": link, "next": "/runs"}).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/runs/{run}/cancel", {"reason": "a\0"}),
-        ("/tasks/cancel", {"task_ids": ["{task}"], "reason": "a\0"}),
-    ],
-)
-def test_what_cannot_be_put_on_record_is_not_done(web: Web, path: str, body: dict[str, object]) -> None:
-    run = accepted(web.database, 1)
-    text = json.dumps(body).replace("{task}", str(run.task_ids[0]))
-    with web.user() as client:
-        found = client.post(f"/api/v1{path.format(run=run.run_id)}", content=text)
-    assert found.status_code == 422
-    assert results.state_of(web.database, run.task_ids[0]) is TaskState.PENDING
-
-
-def test_names_and_numbers_beyond_all_bounds_are_refused_in_words(web: Web) -> None:
-    run = accepted(web.database, 1)
-    task = a_task().model_dump(mode="json")
-    with web.user("bob", Scope.SUBMIT) as bob:
-        assert bob.get("/api/v1/events", params={"task": "a/" * 500, "follow": "false"}).status_code == 404
-        for changes in ({"agent": "x" * 1_000_000}, {"idempotency_key": "k" * 100_000}, {"max_running": 10**30}):
-            found = bob.post("/api/v1/runs", json={"tasks": [task], "agent": "nop", **changes})
-            assert (found.status_code, len(found.text) < 2000) == (422, True)
-        far = bob.post("/api/v1/runs", json={"tasks": [task], "agent": "nop", "available_at": "9999-12-31T23:59:59Z"})
-        assert (far.status_code, "ten years" in far.text) == (422, True)
-        task["environment"]["tools"] = ["../../../etc"]
-        path = bob.post("/api/v1/runs", json={"tasks": [task], "agent": "nop"})
-        assert (path.status_code, "tools" in path.text) == (422, True)
-    with web.user() as client:
-        assert client.get(f"/runs/{run.run_id}/at/{'9' * 30}/1").status_code == 404
-        assert client.get(f"/runs/{run.run_id}/at/0/{'9' * 5000}").status_code == 404
 
 
 def test_a_user_sees_no_limits_of_others(web: Web) -> None:
@@ -827,15 +674,3 @@ def test_a_user_sees_no_limits_of_others(web: Web) -> None:
         assert "model_requests:user:bob" not in shown
         assert "bob" not in alice.get("/models").text
         assert "model_requests:user:alice" in shown
-
-
-def test_the_form_says_what_is_wrong_in_words(web: Web) -> None:
-    with web.browser() as client:
-        csrf = csrf_of(client.get("/submit").text)
-        for fields, words in (
-            ({"dataset": "demo", "agent": "nop", "replicas": "x"}, "replicas: expected a whole number"),
-            ({"dataset": "demo", "agent": "nop", "replicas": "9" * 5000}, "replicas"),
-            ({"dataset": "demo", "agent": "nop", "name": "a\x07"}, "name: "),
-        ):
-            found = client.post("/submit", data={"csrf": csrf, **fields})
-            assert (found.status_code, words in found.text, "pydantic" in found.text) == (422, True, False)

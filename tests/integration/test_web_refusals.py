@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
-from app.ledger import accept, attempts, limits, semaphores, users
-from app.ledger.accept import NewRun
+from app.ledger import attempts, limits, semaphores, users
 from app.ledger.database import Database, sql
 from app.ledger.users import Scope
 from app.live_shell import size_of
 from app.web.__main__ import _IDLE_ANSWER_S
-from app.web.access import Rates
 from app.web.server import application
-from tests.building import a_spec, a_task, accepted, dispatched, ready_instance
+from tests.building import a_task, accepted, dispatched, ready_instance
 from tests.integration.web_fixture import Web, csrf_of, error_of, web
 
 __all__ = ["web"]
@@ -33,15 +29,6 @@ def test_a_stranger_sends_no_large_body(web: Web) -> None:
         assert client.post("/api/v1/hosts/join", content=_LARGE).status_code == 413
         assert client.post("/sign-in", content=_LARGE).status_code == 413
         assert client.post("/api/v1/runs", content=_LARGE).status_code == 401
-
-
-def test_what_is_no_address_is_refused_before_signing_in(web: Web) -> None:
-    with web.stranger(raise_server_exceptions=False) as client:
-        found = client.get("/sign-in?next=//%5Bx")
-        assert (found.status_code, 'value="/"' in found.text) == (200, True)
-        assert client.get("/sign-in?next=/runs?a=//%5Bx").status_code == 200
-        assert client.get("/sign-in", headers={"host": "["}).status_code == 421
-        assert client.post("/sign-in", data={"token": "x"}, headers={"origin": "http://["}).status_code == 403
 
 
 def test_strangers_behind_our_proxy_are_counted_by_their_own_addresses(web: Web) -> None:
@@ -66,25 +53,6 @@ def test_texts_and_sizes_that_nothing_can_hold_are_refused_in_words(web: Web) ->
     for size, words in (([float("inf"), 1], "expected finite"), ([1, float("nan")], "cannot convert")):
         with pytest.raises(ValueError, match=words):
             size_of(size)
-
-
-def test_a_request_that_reads_says_nothing_of_changes_and_a_browser_may_ask_for_heads(web: Web) -> None:
-    with web.browser() as client:
-        found = client.get("/api/v1/runs?limit=0")
-        assert (found.status_code, "changed" in found.text) == (422, False)
-        assert client.head("/api/v1/runs").status_code == 200
-
-
-def test_an_id_given_often_is_one_task_and_one_line_of_the_trail(web: Web) -> None:
-    task = str(accepted(web.database, 1).task_ids[0])
-    with web.user() as owner:
-        for what in ("results", "cancel", "retry"):
-            found = owner.post(f"/api/v1/tasks/{what}", json={"task_ids": [task] * 1000, "reason": "r" * 200})
-            assert found.status_code == 200, found.text
-            if what == "results":
-                assert [one["task_id"] for one in found.json()] == [task]
-        assert owner.post("/api/v1/tasks/cancel", json={"task_ids": [task], "reason": "r" * 201}).status_code == 422
-    assert [one.action for one in users.actions(web.database, subjects=[task])] == ["task.retried", "task.cancelled"]
 
 
 def test_only_an_administrator_ends_the_pause_of_an_administrator(web: Web) -> None:
@@ -153,24 +121,6 @@ def test_limits_and_forms_out_of_bounds_are_refused_in_words(web: Web) -> None:
         ):
             found = client.post(path, data={"csrf": csrf, **form}, follow_redirects=False)
             assert (found.status_code, "nothing was changed" in found.text) == (422, True), (path, found.text)
-
-
-def test_a_replica_far_behind_has_its_page(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.web.pages.task._REPLICAS", 2)
-    run = accept.accept(web.database, NewRun(specs=[a_spec("a")], replicas=5))
-    with web.user() as owner:
-        assert owner.get(f"/tasks/{run.task_ids[-1]}").status_code == 200
-
-
-def test_rates_count_each_request_of_many_threads() -> None:
-    rates, start = Rates(0.0, 100.0), threading.Barrier(8)
-
-    def ask(_: int) -> int:
-        start.wait(10)
-        return sum(rates.allows("one") for _ in range(2000))
-
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(ask, range(8))) == 100
 
 
 def test_a_database_that_stands_still_is_an_error_within_ten_seconds(web: Web) -> None:

@@ -19,12 +19,8 @@ from app.ledger.users import Scope
 from app.models.instance import InstanceMode
 from app.models.outcome import Failure
 from app.models.validation import ValidationState
-from app.web.chaos import file_of
 from app.web.server import application
 from tests.building import accepted, claimed, ready_instance
-from tests.chaos import report
-from tests.chaos.case import Case
-from tests.chaos.judge import Verdict
 from tests.integration.rows import a_call
 from tests.integration.test_reports import NIGHT, SUSPECT, verdict
 from tests.integration.test_validations import known
@@ -140,39 +136,6 @@ def test_models_tell_what_each_engine_does_now(web: Web) -> None:
         rows = client.get("/models").text.partition("<h2>Limits")[0].split("<tr>")[2:]
     assert "full any http://full.test/v1 active of-full 7 5 93.0 % 1 1 and 4 just now 5 1m01s" in _text(rows[0])
     assert "idle any http://idle.test/v1 active of-idle none reported none reported unknown 0 0 0" in _text(rows[1])
-
-
-def test_models_tell_how_their_limits_changed(web: Web) -> None:
-    with web.user("erin") as client:
-        for name, capacity, reason in (
-            ("model_requests:model:big", 8, "a second engine"),
-            ("model_requests:user:bob", 2, "too busy"),
-            ("image_builds:*", 3, "slow disk"),
-            ("model_requests:model:big", None, "as before"),
-        ):
-            body = {"capacity": capacity, "reason": reason}
-            assert client.put(f"/api/v1/limits/{name}", json=body).status_code == 200
-        changed = _text(client.get("/models").text.partition("<h3>Changed")[2].partition("</table>")[0])
-    rows = ("big the default erin as before", "bob 2 erin too busy", "big 8 erin a second engine")
-    places = [changed.find(row) for row in rows]
-    assert (places == sorted(places), -1 in places, "slow disk" in changed) == (True, False, False), changed
-    with web.user("alice", Scope.READ) as client:
-        assert "too busy" not in client.get("/models").text
-
-
-def test_chaos_is_unknown_until_a_report_gives_a_verdict_per_case(web: Web, tmp_path: Path) -> None:
-    passed = {"tasks": 7, "ok": 7, "faults": 6, "recovered": 5}
-    cases = {name: Case(name, "SIGKILL to a worker.", lambda _: None) for name in ("kill-one", "kill-all")}
-    verdicts = [Verdict("kill-one", **passed), Verdict("kill-all", **passed | {"ok": 6, "lost": 1}, notes=["no end"])]
-    with web.user() as client:
-        assert "Unknown: `make chaos` has left no report" in _text(client.get("/quarantine").text)
-        report.write(verdicts, cases, tmp_path / "out", file_of(web.settings.home), 63.0)
-        page = _text(client.get("/quarantine").text.partition('id="chaos"')[2])
-        assert "2 cases in 1m03s" in page
-        assert "kill-one passed 6 7 7 0 0 0 5 SIGKILL to a worker. kill-all failed 6 7 6 1 0 0 5" in page
-        assert "no end" in page
-        file_of(web.settings.home).write_text("{")
-        assert "Unknown: expected a report of `make chaos`" in _text(client.get("/quarantine").text)
 
 
 def test_counts_of_models_limits_and_comparisons_lead_to_their_rows(web: Web) -> None:
