@@ -207,3 +207,8 @@ def test_a_patch_beyond_the_bound_is_refused(shell: FolderShell, monkeypatch: py
     with pytest.raises(AgentFailed, match="at most 1 MiB"):
         take_patch(shell, "/testbed", None)
     assert not list(shell.path("/testbed").glob(".megaflow-patch*"))
+
+
+def test_a_pipe_by_the_results_name_does_not_hold_it_up(shell: FolderShell) -> None:
+    os.mkfifo(shell.path("/testbed/.megaflow-patch"))
+    assert take_patch(shell, "/testbed", None) == b""

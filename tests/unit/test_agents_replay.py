@@ -233,3 +233,12 @@ def test_a_run_is_named_by_the_model() -> None:
     for wrong in ("replay", "recording:", "recording: "):
         with pytest.raises(SpecInvalid, match="recording:RUN"):
             recorded_run(wrong)
+
+
+def test_its_time_is_bounded_as_a_whole(job: AgentJob, shell: Shell) -> None:
+
+    short = replace(job, limits=Limits(agent_timeout_s=0.5, command_timeout_s=10))
+    told = recording(("bash", {"command": "tail -f /dev/null"}), ("bash", {"command": "echo x > after"}))
+    report = replay(short, shell, told)
+    assert report.end_reason is EndReason.AGENT_TIMEOUT
+    assert not shell.path("/testbed/after").exists()

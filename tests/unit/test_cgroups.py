@@ -238,3 +238,10 @@ def test_usage_is_read_from_either_version_and_none_where_there_is_none(
     assert alone is not None
     assert 0 < (alone.cpu_s or 0) <= sum(os.times()[:4]) + 0.1, "by its processes, of which one has ended"
     assert usage(tmp_path / "gone", (tmp_path / "gone",)) is None
+
+
+def test_a_group_around_others_leaves_the_devices_to_those_above(version_1: dict[str, str]) -> None:
+    """The kernel refuses a container below it that may use one more."""
+    Cgroup("x").make(LIMITS, devices=None)
+    assert version_1["memory/megaflow-x/memory.limit_in_bytes"] == str(64 << 20)
+    assert not [name for name in version_1 if name.startswith("devices/")]

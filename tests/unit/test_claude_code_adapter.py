@@ -106,3 +106,9 @@ def test_without_a_result(agent: ClaudeCode, tmp_path: Path, code: int) -> None:
     assert ending.reason is EndReason.AGENT_ERROR
     assert f"exit code {code}" in ending.detail
     assert said in ending.detail
+
+
+def test_its_commands_lose_every_variable_of_ours(agent: ClaudeCode) -> None:
+    command = agent.command(a_job(), a_place())
+    (first,) = (content.decode() for name, content in command.files.items() if name.endswith(".sh"))
+    assert set(command.env) == set(first.split()[1:])

@@ -206,3 +206,9 @@ def test_a_run_file_may_name_several_datasets_and_dates(tmp_path: Path) -> None:
     file.write_text("dataset: [swe-gym, no-such-name]\nagent: nop\nsince: 2024-05-31\nuntil: 2024-01-01\nsample: 5\n")
     with pytest.raises(SpecInvalid, match="expected an end after 2024-05-31"):
         CliRunner().invoke(cli, ["submit", "-c", str(file), "--dry-run"], catch_exceptions=False)
+
+
+def test_a_key_twice_in_one_row_is_a_fault(tmp_path: Path) -> None:
+    file = rows(tmp_path, {})
+    file.write_text(file.read_text().replace('"repo"', '"repo": "x/y", "repo"'))
+    assert "expected JSON; found the key 'repo' twice in one object" in run("lint", f"own={file}", code=65).output

@@ -5,13 +5,17 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import time
+import tracemalloc
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.datasets import row_files
 from app.datasets.catalogue import CATALOGUE
 from app.datasets.entries import OpenedDataset
 from app.datasets.source import FORMATS, arguments_of, open_dataset, parsed
@@ -301,3 +305,23 @@ def test_the_content_hash_is_of_the_bytes_and_not_of_the_name(tmp_path: Path) ->
     same = opened(write(tmp_path / "same.jsonl", [row()])).origin()
     other = opened(write(tmp_path / "other.jsonl", [row(statement="Do it!")])).origin()
     assert one.content_hash == same.content_hash != other.content_hash
+
+
+def test_fifty_thousand_rows_take_little_time_and_no_more_memory_than_their_entries(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    filler = json.dumps("diff --git a/x b/x\n+def test(): ...\n" * 60)
+    with file.open("w") as opened_file:
+        for number in range(50_000):
+            opened_file.write(f'{{"instance_id": "a__b-{number}", "statement": {filler}, "plain_column": 1}}\n')
+    size = file.stat().st_size
+    began = time.process_time()
+    dataset = opened(file)
+    assert len(dataset.entries()) == 50_000
+    assert dataset.origin().tasks == 50_000
+    assert time.process_time() - began < 5
+    tracemalloc.start()
+    count = sum(1 for _ in islice(row_files.rows(file), 5_000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 5_000
+    assert peak < 2 << 20 < size // 10

@@ -389,3 +389,10 @@ def test_what_is_not_a_dataset_is_told_what_would_be_one(tmp_path: Path) -> None
         with pytest.raises(DatasetInvalid, match=r"the name demo; a \.jsonl file.*Harbor format") as caught:
             load(str(argument), reading())
         assert str(argument) in str(caught.value)
+
+
+def test_a_link_that_leaves_the_folder_is_the_datasets_fault(tmp_path: Path) -> None:
+    folder = harbor(tmp_path / "a")
+    (folder / "environment" / "link").symlink_to("/etc/passwd")
+    with pytest.raises(DatasetInvalid, match=r"task.toml: .*link: expected a relative link"):
+        load(str(folder), reading())

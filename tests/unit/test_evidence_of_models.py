@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from app.model_service import trajectory
 from app.models.model_calls import Account
 from app.models.outcome import Artifact, ArtifactKind
 from app.models.spec import Mode
-from app.workers.evidence import Evidence
+from app.workers.evidence import Evidence, without_secrets
 from tests.building import a_spec, new_id
 from tests.unit.test_trajectory import a_call, a_conversation, said
 
@@ -71,3 +72,13 @@ def test_what_cannot_be_converted_does_not_take_the_other_along(
     records, found = kept(lambda: a_conversation("a", "b"), tmp_path)
     assert records[lost].missing == "could not be made: KeyError: 'never seen [redacted]'"
     assert found[kept_kind]
+
+
+def test_calls_without_a_secret_stay_as_they_are_and_share_what_they_shared() -> None:
+    calls = a_conversation("a", "b", "c")
+    found = without_secrets(calls, [SECRET])
+    assert found == calls
+    assert all(one.messages[0] is calls[0].messages[0] for one in found)
+    leak = {"role": "system", "content": SECRET}
+    found = without_secrets([replace(call, messages=(leak, *call.messages)) for call in calls], [SECRET])
+    assert all(one.messages[0] is found[0].messages[0] for one in found)

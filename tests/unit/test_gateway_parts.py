@@ -212,3 +212,9 @@ def test_a_submission_with_a_secret_is_refused(wrong: ModelChoice) -> None:
 def test_a_server_whose_address_is_taken_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit, match=r"found 127\.0\.0\.1 port"):
         listen(cast("Any", None), "experience", host="127.0.0.1", port=taken.getsockname()[1], grace_s=1)
+
+
+def test_a_key_file_that_is_no_text_is_no_key(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\xff\xfe\x00")
+    keys = Keys({"ONE": f"file:{tmp_path / 'key'}", "TWO": "file:/no\0where"})
+    assert keys.value("ONE") is keys.value("TWO") is None

@@ -517,3 +517,31 @@ def test_where_the_dataset_s_patch_is_the_bug_gold_is_what_undoes_it(tmp_path: P
     git(folder, "add", "-A")
     assert git(folder, "diff", "--cached", "HEAD~1") == ""
     assert set(touched_files(gold)) == set(touched_files(bug))
+
+
+def test_a_failed_merge_leaves_no_conflict_marks(shell: FolderShell) -> None:
+    work = shell.path("/testbed")
+    before = git(work, "rev-parse", "HEAD:calc.py").strip()
+    (work / "calc.py").write_text(FILES["calc.py"].replace("a - b", "a / b"))
+    git(work, "commit", "-q", "-a", "-m", "moved on")
+    index = f"index {before}..{'1' * 40} 100644\n--- a/calc.py".encode()
+    (work / "calc2.py").write_text("untracked, and none of the patch's business\n")
+    assert not apply_patch(shell, GOOD.replace(b"--- a/calc.py", index)).ok
+    assert (work / "calc.py").read_text() == FILES["calc.py"].replace("a - b", "a / b")
+    assert git(work, "status", "--porcelain") == "?? calc2.py\n"
+
+
+def test_an_unknown_parser_and_an_empty_list_of_tests_are_refused() -> None:
+    for changes in ({"log_parser": "cargo", "fail_to_pass": ("a",)}, {"fail_to_pass": ()}):
+        refused = TestsGoal(base_commit="b", test_patch="", test_command="c", pass_to_pass=(), **changes)
+        with pytest.raises(GradingFailed):
+            grader_for(refused)
+
+
+def test_a_rows_own_markers_stay_inside_ours() -> None:
+    start, end = ">>>>> MegaFlow 77 start", ">>>>> MegaFlow 77 end"
+    own = "+ : '>>>>> Start Test Output'\nPASSED a\n+ : '>>>>> End Test Output'"
+    text = f"noise\n{start}\n{own}\n{end} 0\nmore\n{end} 0\nafter"
+    assert TestRun("77", text.encode(), 0).judged == f"{own}\n{end} 0\nmore"
+    assert TestRun("77", text.partition(end)[0].encode(), None).judged == f"{own}\n"
+    assert TestRun("77", b"no markers at all", 0).judged == ""

@@ -10,11 +10,16 @@ import pytest
 
 from app.errors import SettingsInvalid
 from app.images import references
+from app.images.engine_index import layers_of
 from app.images.logins import login_for, logins_of
 from app.images.registry_refusals import RefusalKind, refusal_of
 from app.images.sync import items_of
 from app.models.spec import SEVERAL, Build, Bundle, Compose, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
+
+
+def step(size: int, created_by: str) -> dict[str, object]:
+    return {"Size": size, "CreatedBy": created_by}
 
 
 def recipe(digit: str, dockerfile: str = "Dockerfile") -> EnvironmentSpec:
@@ -128,3 +133,10 @@ def test_a_project_has_a_key_of_its_own_by_what_decides_on_its_images() -> None:
     assert len({references.key_of(spec) for spec in several}) == 4
     assert references.key_of(project()) == references.key_of(project().model_copy(update={"workdir": "/elsewhere"}))
     assert references.key_of(project()).startswith(SEVERAL)
+
+
+def test_a_history_that_does_not_fit_loses_no_bytes() -> None:
+    found = layers_of(["x", "y"], [step(1, "c"), step(2, "b"), step(4, "a")])
+    assert [layer.size_bytes for layer in found] == [4, 3]
+    assert [layer.size_bytes for layer in layers_of(["x", "y"], [step(5, "a")])] == [5, 0]
+    assert layers_of([], []) == ()

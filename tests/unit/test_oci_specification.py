@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,10 @@ def test_a_record_that_cannot_be_read_now_is_not_taken_for_nobodys(
     assert list(records.all()) == []
     with pytest.raises(OSError, match="Too many"):
         records.layers_in_use()
+
+
+@pytest.mark.parametrize("hard", [1024, resource.RLIM_INFINITY])
+def test_limits_of_a_process_are_never_above_those_here(hard: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda name: (hard, hard))
+    found = {one["type"]: one["hard"] for one in configuration(plan())["process"]["rlimits"]}
+    assert found == {"RLIMIT_NOFILE": 1024 if hard == 1024 else 1 << 20, "RLIMIT_CORE": 0}

@@ -214,3 +214,13 @@ def test_several_containers_belong_to_one_task() -> None:
     with pytest.raises(SpecInvalid, match=f"'example-1': environment: .*{complaint}"):
         EnvironmentOverrides(reuse=Reuse.SHARED_READONLY).applied_to(task)
     assert EnvironmentSpec(compose=Compose(context=bundle), reuse=Reuse.FRESH).reuse is Reuse.FRESH
+
+
+def test_a_project_made_by_hand_is_refused_for_all_that_it_asks_of_the_host() -> None:
+    bundle, packed = project(
+        "services: {main: {image: a}, db: {image: b, privileged: true, pid: host, volumes: ['/:/host']}}"
+    )
+    with pytest.raises(SpecInvalid) as caught:
+        refuse_wrong_projects([several(bundle)], lambda wanted: packed)
+    for part in ("'example-1'", "services.db.privileged", "services.db.pid", "services.db.volumes"):
+        assert part in str(caught.value)

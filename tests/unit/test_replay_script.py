@@ -238,3 +238,11 @@ def test_without_being_asked_for_there_are_none_and_an_engines_own_stay() -> Non
     request = Request("replay", (), (), False, None, {"return_token_ids": True})
     recorded = ReplayAnswer(Reply({"role": "assistant", "content": ""}, "stop", None, token_ids=(4,)))  # type: ignore[arg-type]
     assert with_ids(recorded, request) is recorded
+
+
+def test_a_schema_that_holds_itself_is_no_trap() -> None:
+    made = tool("bash", ("command", "more"), command=TEXT, more={"$ref": "#/$defs/Node"})
+    made["parameters"]["$defs"] = {
+        "Node": {"type": "object", "required": ["next"], "properties": {"next": {"$ref": "#/$defs/Node"}}}
+    }
+    assert called(render(Turn(command="ls"), request(made), 0))[0][1]["command"] == "ls"

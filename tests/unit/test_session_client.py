@@ -249,3 +249,10 @@ def test_a_link_in_the_sockets_place_is_not_followed(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="expected the helper's socket"):
             unix_connector(tmp_path / "s")()
         unix_connector(tmp_path / "other")().close()
+
+
+def test_more_than_was_asked_for_is_refused_before_it_comes(pair: Pair) -> None:
+    connection, theirs = pair
+    theirs.sendall(frame(FrameKind.RESULT, b"", size=1001))
+    with pytest.raises(ConnectionLost, match="at most 1000 bytes"):
+        connection.receive(1000)

@@ -150,3 +150,9 @@ def test_every_option_reaches_celery(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [CONTROL, "ephemeral.standard", "persistent.standard", "grading.standard"]
     assert [queue.name for queue in conf.task_queues] == names
     assert len({queue.exchange.name for queue in conf.task_queues[1:]}) == 3, "no message may reach two"
+
+
+def test_an_empty_folder_that_is_made_a_home_is_closed_to_others(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir(0o755)
+    prepare(Settings(home=tmp_path / "home"))
+    assert (tmp_path / "home").stat().st_mode & 0o006 == 0

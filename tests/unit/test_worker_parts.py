@@ -7,17 +7,23 @@ import os
 import subprocess
 import sys
 import tarfile
+import threading
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import zstandard
 
 from app.agents.base import AgentReport
 from app.artifacts import open_store
+from app.artifacts.folder import FolderStore
+from app.errors import EnvironmentOverLimit
 from app.grading.base import Grade
 from app.models.endings import EndReason
-from app.models.outcome import ArtifactKind, Verdict
+from app.models.outcome import AgentResult, ArtifactKind, Verdict
 from app.settings import Settings
+from app.workers import grader
+from app.workers.attempt_context import AttemptProgress
 from app.workers.evidence import Evidence
 from app.workers.lease import StopToken
 from app.workers.services import agent_options
@@ -109,3 +115,38 @@ def test_no_proxy_for_anything_stays_so(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("NO_PROXY", "*")
     env = agent_options(Settings(home=tmp_path)).process_env
     assert env["NO_PROXY"] == env["no_proxy"] == "*"
+
+
+def test_artifacts_are_stored_at_the_same_time_and_recorded_in_order(tmp_path: Path) -> None:
+    class Meeting(FolderStore):
+        together = threading.Barrier(2)
+
+        def put(self, key: str, content: bytes) -> str:
+            self.together.wait(20)  # would raise, if one came after the other
+            return super().put(key, content)
+
+    evidence = Evidence()
+    evidence.patch(b"x")
+    evidence.grade(Grade(Verdict(reward=1.0, counts=True), report=b"y"))
+    evidence.terminal.begin("agent", "ls")
+    found = evidence.store(Meeting(tmp_path), "runs/r/t/1", redact=[])
+    assert [one.kind for one in found] == list(evidence.kinds)
+    assert sum(one.key is not None for one in found) == 4
+
+
+def test_a_submission_that_fills_the_disk_while_it_is_graded_apart_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def grade(progress: AttemptProgress) -> AttemptProgress:
+        raise EnvironmentOverLimit("the environment was ended: it took more disk than it may")
+
+    stored: list[AttemptProgress] = []
+    monkeypatch.setattr(grader.grading, "grade", grade)
+    monkeypatch.setattr(grader.attempt, "store", lambda progress: stored.append(progress) or progress)
+    monkeypatch.setattr(grader.attempt, "record", lambda progress: progress.report.end_reason)
+    context, claim = MagicMock(), MagicMock(result=AgentResult(end_reason=EndReason.SUBMITTED))
+    context.claimed.spec.rewards, context.journal.shells = {}, []
+    assert grader._grade(context, claim) == "submitted"
+    [progress] = stored
+    assert progress.grade is not None
+    verdict = progress.grade.verdict
+    assert (verdict.reward, verdict.counts) == (0.0, True)
+    assert "more disk" in verdict.detail
