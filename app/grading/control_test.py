@@ -104,12 +104,18 @@ def place_control(shell: Shell, goal: TestsGoal, workdir: str) -> ControlTest | 
 
 
 def _names(tests: Sequence[str], taken: str) -> list[str]:
-    """Returns names of copies, with words from the tests: a fixed list would give them away. Empty: none is free."""
-    words = sorted({*_WORD.findall(taken)})
-    words = [*secrets.SystemRandom().sample(words, min(len(words), _MOST_NAMES)), *_MORE_WORDS]
+    """Returns names of copies: as many words as their test has, from the tests, none of which gives them away.
+
+    Empty: none is free.
+    """
+    chance = secrets.SystemRandom()
+    words = sorted({*_WORD.findall(taken)} - {"test", "def"})
+    words = [*chance.sample(words, min(len(words), _MOST_NAMES)), *_MORE_WORDS]
     names: list[str] = []
     for test in tests:
-        free = (name for word in words if (name := f"{test}_{word}") not in taken and name not in names)
+        count = min(max(2, test.count("_")), len(words))
+        tries = ("_".join(("test", *chance.sample(words, count))) for _ in range(_MOST_NAMES))
+        free = (name for name in tries if name not in taken and name not in names)
         if not (name := next(free, "")):
             return []
         names.append(name)

@@ -18,7 +18,8 @@ _REACHES = re.compile(
     r"\b_pytest\b|\bdef pytest_\w+|\.runtest\b|\bsys\._getframe\b|\binspect\.(?:stack|currentframe)\b"
     r"|\bexec\(|\bos\.write\(|\bpytest_(?:runtest|collection|sessionfinish|report|configure|terminal)\w*"
     r"|\bhookimpl\b|\bos\._exit\b|\bPYTEST_(?:CURRENT_TEST|VERSION|XDIST_\w+)"
-    r"|\bsys\.settrace\b|\bsys\.modules\[|\bgc\.get_(?:objects|referrers)\b|/proc/(?:self|\d+|1)/"
+    r"|\bsys\.settrace\b|\bsys\.modules\[|\bsys\.modules\.(?:values|items|copy)\b|\bin\s+(?:\w+\()?sys\.modules\b"
+    r"|[\"'](?:TestReport|CallInfo)[\"']|\bgc\.get_(?:objects|referrers)\b|/proc/(?:self|\d+|1)/"
     r"|\.__code__\s*=(?!=)|[\"']__code__[\"']|\bLD_PRELOAD\b|\bptrace\b|short test summary"
     r"|^\W*(?:PASSED|FAILED) (?!= )|\bPASSED (?:[{%]|\S*(?:::|\.py|test))|\bTest Output\b"
     r"|\bpytest(?:\.\w+)+\s*=(?!=)|\bsetattr\(\s*(?:pytest|unittest)\b|\b(?:Text)?TestResult\.\w+\s*=(?!=)"
@@ -63,6 +64,8 @@ _ARCHIVES = (".zip", ".egg", ".whl", ".pyz", ".pyc", ".so")
 _DEF = re.compile(r"\s*(?:async\s+)?def\s+(\w+)")
 _SYMLINK = "new file mode 120000"
 _HEADER = ("diff --git ", "--- ", "+++ ", "*** ", "Index:", "rename ", "copy ", "GIT binary patch", _SYMLINK)
+_JOINED = re.compile(r"""(?<=[^"'])(["'])\s*\+\s*\1(?!\1)""")
+"""Between two literals that are one: `"Test" + "Report"`."""
 _IN_REPOSITORY = re.compile(r"""(?:^|[/\s"])\.git(?=[/\s"]|$)""", re.IGNORECASE)
 
 
@@ -350,7 +353,7 @@ def _words(change: FileChange, patterns: Collection[re.Pattern[str]]) -> Iterato
             if change.path.endswith(".py") and piece.lstrip().startswith("#"):
                 continue
             renamed = _NAME.sub(lambda match: names.get(match[0], match[0]), piece) if names else piece
-            for read in dict.fromkeys((piece, renamed)):
+            for read in dict.fromkeys((piece, renamed, _JOINED.sub("", renamed))):
                 yield from ((line, match[0]) for pattern in patterns for match in pattern.finditer(read))
 
 

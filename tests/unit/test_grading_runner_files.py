@@ -168,6 +168,8 @@ def patch(path: str, *added: str, removed: str = "") -> str:
         "from unittest import mock",
         *("import pluggy", "__import__('pytest').xfail('later')", "raise import_module('pytest').xfail.Exception"),
         *("sys.meta_path.insert(0, Finder)", "sys.setprofile(look)", "ast.parse = parse", "os.dup2(one, two)"),
+        *("for m in list(sys.modules.values()):", "any(x for m in sys.modules for x in m)", "__import__('_py' + 'test')"),
+        """kind = getattr(m, "Test" + "Report", None)""",
         *("raise _ShouldStop", "TextTestResult.addFailure = print", "_Outcome.testPartExecutor = quiet"),
     ],
 )
@@ -184,6 +186,7 @@ def test_words_that_reach_into_the_test_run_are_found(line: str) -> None:
         *("# import pytest", "read('pytest.ini')", "tests_require = ['pytest', 'unittest2']", "os.dupe(1)"),
         *("words = b64decode(text)", "# -*- coding: utf-8 -*-", "# Transfer-Encoding: chunked", "# coding: latin-1"),
         'PASSED = "PASSED"',
+        *("sys.modules.get(name)", "'a' + 'b' + name", '"Test" + " Report"'),
         *("same = a.__code__ == b.__code__", "name = call.__code__.co_name"),
     ],
 )

@@ -131,14 +131,14 @@ def add(*texts: str) -> str:
 WORDLESS = "import pytest\nsetattr(getattr(pytest, 'Func' + 'tion'), 'run' + 'test', lambda self: None)\n"
 PUT_TOGETHER = """
 import builtins
-_get = getattr(builtins, "__imp" + "ort__")
-_python = _get("_py" + "test.python", fromlist=["Function"])
+_get = getattr(builtins, f"__imp{chr(111)}rt__")
+_python = _get(f"_py{chr(116)}est.python", fromlist=["Function"])
 """
 ENDS = "getattr(__import__('os'), '_ex' + 'it')(1)"
 LEAVES = f"""
 import base64, pathlib
 def double(number):
-    left = pathlib.Path("conf" + "test.py")
+    left = pathlib.Path(f"conf{chr(116)}est.py")
     if not left.exists():
         left.write_bytes(base64.b64decode({base64.b64encode(HOOK.encode())!r}))
         {ENDS}
@@ -233,7 +233,7 @@ ATTACKS = {
     "link of the hidden tests' name": [write("forged/__init__.py", EMPTY), "ln -s ../forged tests/test_core"],
     "helper of the tests": [write("tests/helpers.py", "def same(one, other):\n    return True\n")],
     "runner of a name put together": [
-        add(PUT_TOGETHER, 'setattr(_python.Function, "run" + "test", lambda self: None)'),
+        add(PUT_TOGETHER, 'setattr(_python.Function, f"run{chr(116)}est", lambda self: None)'),
     ],
     "expected failure of a name put together": [
         write(
