@@ -289,15 +289,11 @@ class ScriptGoal(Wire):
     reward_range: RewardRange | None = None  # a reward outside is invalid; None: no range stated
 
     @model_validator(mode="after")
-    def _apart_in_one_container(self) -> ScriptGoal:
+    def _apart_or_in_each_service_once(self) -> ScriptGoal:
         if self.environment is not None and (self.service is not None or self.also):
             raise ValueError("expected no services that judge beside an environment of the verifier's own, found some")
         if self.environment is None and (self.artifacts or self.brings_tests):
             raise ValueError("expected `artifacts` and `brings_tests` with `environment`, found them alone")
-        return self
-
-    @model_validator(mode="after")
-    def _each_service_once(self) -> ScriptGoal:
         services = [self.service, *(one.service for one in self.also)]
         if len(set(services)) < len(services):
             raise ValueError(f"expected each service to judge once, found {services!r}")
