@@ -317,11 +317,14 @@ def refuse_wrong_projects(tasks: Iterable[AgentTask], fetch: Callable[[Bundle], 
     services: dict[Compose, frozenset[str]] = {}
     for task in tasks:
         goal, compose = task.goal, task.environment.compose
-        judging = goal.service if isinstance(goal, ScriptGoal) else None
+        judging = (
+            {goal.service, *(one.service for one in goal.also)} - {None} if isinstance(goal, ScriptGoal) else set()
+        )
         if compose is None:
-            if judging is not None:
+            if judging:
+                shown = ", ".join(sorted(map(repr, judging)))
                 raise SpecInvalid(
-                    f"task {task.name!r}: expected a compose file with the service that judges; found {judging!r}"
+                    f"task {task.name!r}: expected a compose file with the services that judge; found {shown}"
                 )
             continue
         try:
@@ -329,9 +332,9 @@ def refuse_wrong_projects(tasks: Iterable[AgentTask], fetch: Callable[[Bundle], 
                 services[compose] = _services(compose, fetch)
         except (SpecInvalid, ArtifactMissing) as error:
             raise SpecInvalid(f"task {task.name!r}: {error}") from error
-        if judging is not None and judging not in services[compose]:
-            known = ", ".join(sorted(services[compose]))
-            raise SpecInvalid(f"task {task.name!r}: expected a service to judge in among {known}; found {judging!r}")
+        if wrong := judging - services[compose]:
+            known, shown = ", ".join(sorted(services[compose])), ", ".join(sorted(map(repr, wrong)))
+            raise SpecInvalid(f"task {task.name!r}: expected services to judge in among {known}; found {shown}")
 
 
 def _services(asked: Compose, fetch: Callable[[Bundle], bytes]) -> frozenset[str]:

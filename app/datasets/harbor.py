@@ -32,6 +32,7 @@ from app.models.spec import (
     Resources,
     ScriptGoal,
     ScriptSolution,
+    ServiceScript,
 )
 from app.task_files import inside, read_inside, read_text_inside
 
@@ -223,11 +224,11 @@ def _refuse_two_networks(asked: TaskEnvironment, mode: str | None, ours: Network
 
 def _goal(folder: Path, config: TaskToml, reading: Reading, place: FaultPlace) -> ScriptGoal:
     env = _literal(config.verifier.env, "verifier.env", place)
-    command = f'{_exports(env)}bash "${{TESTS_DIR:-/tests}}/test.sh"'
-    _require_script(inside(folder, folder / "tests") / "test.sh", strict=reading.strict)
-    service = config.verifier.service
-    if service is not None:
-        _require_known(folder / "environment", service, place)
+    judges = [
+        (service, f'{_exports(env)}bash "${{TESTS_DIR:-/tests}}/{script}"')
+        for service, script in _judges(folder, config.verifier.service, place, strict=reading.strict)
+    ]
+    (service, command), *others = judges
     if (apart := _verifier_apart(folder, config, reading, place)) is not None:
         spec, brings_tests = apart
         return ScriptGoal(
@@ -243,7 +244,8 @@ def _goal(folder: Path, config: TaskToml, reading: Reading, place: FaultPlace) -
         command=command,
         tests_path="/tests",
         logs_path="/logs",
-        service=None if service == _MAIN else service,
+        service=service,
+        also=tuple(ServiceScript(service=name or _MAIN, command=command) for name, command in others),
         reward_range=config.megaflow.reward_range,
     )
 
@@ -309,11 +311,28 @@ def _artifacts(config: TaskToml, place: FaultPlace) -> tuple[str, ...]:
     return tuple(dict.fromkeys(["/logs/artifacts", *sources]))
 
 
-def _require_script(script: Path, *, strict: bool) -> None:
-    if not script.is_file():
-        raise DatasetInvalid(f"{script}: expected the script that judges; found none")
-    if strict:
-        _check_script(script.parent, script)
+def _judges(
+    folder: Path, asked: str | tuple[str, ...] | None, place: FaultPlace, *, strict: bool
+) -> list[tuple[str | None, str]]:
+    """Returns the services that run the tests (None: where the agent acts), each with its script in `tests`."""
+    tests = inside(folder, folder / "tests")
+    if asked is None or isinstance(asked, str):
+        service = None if asked is None else _known(folder / "environment", asked, place)
+        return [(None if service == _MAIN else service, _script(tests, "test.sh", strict=strict))]
+    if not asked or len(set(asked)) < len(asked):
+        raise place.fault("verifier.service", "the name of a service, or several, each once", list(asked))
+    names = [_known(folder / "environment", name, place) for name in asked]
+    return [(name, _script(tests, f"{name}/test.sh", "test.sh", strict=strict)) for name in names]
+
+
+def _script(tests: Path, *choices: str, strict: bool) -> str:
+    for name in choices:
+        if (tests / name).is_file():
+            if strict:
+                _check_script(tests, tests / name)
+            return name
+    expected = " or ".join(str(tests / name) for name in choices)
+    raise DatasetInvalid(f"{expected}: expected the script that judges; found none")
 
 
 def _check_script(folder: Path, file: Path) -> None:
@@ -326,12 +345,13 @@ def _check_script(folder: Path, file: Path) -> None:
         raise DatasetInvalid(f"{file}: expected lines that end with LF alone; found CR LF at the end of line {line}")
 
 
-def _require_known(context: Path, service: str, place: FaultPlace) -> None:
+def _known(context: Path, service: str, place: FaultPlace) -> str:
     file = compose_file(context)
     known = sorted({_MAIN, *document(context, context / file)["services"]}) if file is not None else []
     if service not in known:
         fix = f"known: {', '.join(known) or 'none, without a compose file'}"
         raise place.fault("verifier.service", "a service of the compose file", service, fix)
+    return service
 
 
 def _solution(folder: Path, config: TaskToml, reading: Reading, place: FaultPlace) -> ScriptSolution | None:

@@ -60,7 +60,7 @@ class _Artifact(BaseModel):
 class _Verifier(_Timed):
     environment_mode: Literal["shared", "separate"] | None = None
     environment: TaskEnvironment | None = None
-    service: str | None = None  # our key: the service that runs the tests, of several containers
+    service: str | tuple[str, ...] | None = None  # our key: the service that runs the tests, of several containers
 
 
 class TaskToml(_Section):

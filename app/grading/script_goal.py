@@ -1,6 +1,6 @@
 """Grades a Harbor or Terminal-Bench goal: a script checks the environment and writes a reward.
 
-With several containers any may be checked: the script runs in one of them and finds the logs of all.
+With several containers any may be checked: each script runs in one of them and finds the logs of all.
 
 Source: Harbor's verifier: `reward.json` (flat numbers) overrides `reward.txt`; old ones are removed first; a missing,
 empty or non-finite reward means not scored. The script's exit code has no meaning.
@@ -15,7 +15,7 @@ import posixpath
 import re
 import shlex
 import tarfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -43,8 +43,23 @@ _MOST_NAME = 200
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)", re.I)
 
 
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Result of one script. `service` is None for where the agent acted."""
+
+    service: str | None
+    rewards: dict[str, float]
+    reward: float
+    report: bytes
+    took_s: float
+    beside: str = ""
+    """Additional text for the detail."""
+    suspect: str = ""
+    """Rule by which the result is suspect."""
+
+
 class ScriptGrader:
-    """Grades `ScriptGoal`, in the environment where the agent worked: where it acted, or in another service."""
+    """Grades `ScriptGoal`, in the environment where the agent worked: where it acted, or in other services."""
 
     def __init__(self, goal: ScriptGoal) -> None:
         self._goal = goal
@@ -59,14 +74,21 @@ class ScriptGrader:
     def grade(self, submission: GradingInput, shell: Shell) -> Grade:
         if submission.tests_files is None:
             raise GradingFailed("expected the task's tests folder; found none; submit the dataset again")
-        place = self._place(shell)  # before any change: the name may be wrong
+        goal, left_s = self._goal, submission.task.limits.grading_timeout_s
+        places = [
+            (name, command, self._place(shell, name))  # before any change: a name may be wrong
+            for name, command in ((goal.service, goal.command), *((one.service, one.command) for one in goal.also))
+        ]
         logs = _logs(shell)
-        limit_s = submission.task.limits.grading_timeout_s
-        log.info("grading.script_started", task=submission.task.name, timeout_s=limit_s)
+        log.info("grading.script_started", task=submission.task.name, timeout_s=left_s)
         for one in submission.handed_over:
             _put(shell, one)
-        self._lay_out(submission.tests_files, logs, place)
-        graded = self._judged(place, limit_s, out_of_memory(submission))
+        judged: list[_Judged] = []
+        for name, command, place in places:
+            self._lay_out(submission.tests_files, logs, place)
+            judged.append(self._judged(name, command, place, left_s, out_of_memory(submission)))
+            left_s -= judged[-1].took_s
+        graded = _grade_of(judged)
         return replace(graded, verdict=graded.verdict.suspected(self._handed_rule(submission)))
 
     def _handed_rule(self, submission: GradingInput) -> str:
@@ -76,10 +98,13 @@ class ScriptGrader:
         shadow = protected.comes_first(paths, workdir, task.description)
         return f"files that could change the judgement: {shadow}" if shadow else ""
 
-    def _judged(self, shell: Shell, timeout_s: float, at_limit: str) -> Grade:
-        """Runs the script. at_limit: the message when memory ran out meanwhile. Raises: GradingFailed."""
-        where = "" if self._goal.service is None else f" in the service {self._goal.service!r}"
-        run = shell.run(f"{{ {self._goal.command}\n}} 2>&1 </dev/null", timeout_s=timeout_s)
+    def _judged(self, service: str | None, command: str, shell: Shell, timeout_s: float, at_limit: str) -> _Judged:
+        """Runs one script. timeout_s: time left for it. at_limit: the message when memory ran out meanwhile.
+
+        Raises: GradingFailed.
+        """
+        where = "" if service is None else f" in the service {service!r}"
+        run = shell.run(f"{{ {command}\n}} 2>&1 </dev/null", timeout_s=max(0.1, timeout_s))
         report = run.stdout + run.stderr  # over the session: nothing inside can change earlier output
         memory = f"; {at_limit}" if run.out_of_memory else ""
         try:
@@ -95,13 +120,12 @@ class ScriptGrader:
             # The limit is the task's own, and a good solution passes under it (as the oracle shows). So files or
             # processes that the agent left filled the memory, and this is a result, as with a full disk. A retry would
             # neither help the task nor be fair, since an agent about to fail could force it in this way.
-            return _graded(0.0, {}, report, f": {why}{_end(report)}")
-        graded = _graded(reward, rewards, report, memory)
+            return _Judged(service, {}, 0.0, report, run.duration_s, f": {why}{_end(report)}")
         suspect = self._suspect(shell, reward) if reward > 0 else ""
-        return replace(graded, verdict=graded.verdict.suspected(suspect))
+        return _Judged(service, rewards, reward, report, run.duration_s, memory, suspect)
 
-    def _place(self, shell: Shell) -> Shell:
-        if (name := self._goal.service) is None:
+    def _place(self, shell: Shell, name: str | None) -> Shell:
+        if name is None:
             return shell
         known = shell.services if isinstance(shell, Services) else ()
         if not isinstance(shell, Services) or name not in known:
@@ -207,10 +231,29 @@ def _logs(shell: Shell) -> dict[str, bytes]:
     return {name: logs.get(name, b"") for name in names}
 
 
-def _graded(reward: float, rewards: dict[str, float], report: bytes, beside: str) -> Grade:
-    """Returns what the script gave. beside: text after it in the detail."""
-    detail = f"the tests script gave {reward:g}{beside}"
-    return Grade(Verdict(reward=reward, counts=True, detail=detail, metrics=rewards, grader=_GRADER), report)
+def _grade_of(judged: list[_Judged]) -> Grade:
+    """Returns one script's result unchanged; of several the lowest reward, with all details."""
+    if len(judged) == 1:
+        only = judged[0]
+        detail = f"the tests script gave {only.reward:g}{only.beside}"
+        verdict = Verdict(reward=only.reward, counts=True, detail=detail, metrics=only.rewards, grader=_GRADER)
+        return Grade(verdict.suspected(only.suspect), only.report)
+    reward = min(one.reward for one in judged)
+    summary = ", ".join(f"{_name(one)} {one.reward:g}{one.beside}" for one in judged)
+    metrics = {f"{_name(one)}.{name}": number for one in judged for name, number in one.rewards.items()}
+    report = b"\n".join(f"--- {_name(one)} ---\n".encode() + one.report for one in judged)
+    verdict = Verdict(
+        reward=reward,
+        counts=True,
+        detail=f"the lowest of what the tests scripts gave: {summary}",
+        metrics={**metrics, "reward": reward},
+        grader=_GRADER,
+    )
+    return Grade(verdict.suspected(next((one.suspect for one in judged if one.suspect), "")), report)
+
+
+def _name(judged: _Judged) -> str:
+    return judged.service or "agent"
 
 
 def _numbers(text: str) -> dict[str, float]:

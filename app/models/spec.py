@@ -248,6 +248,13 @@ class TestsGoal(Wire):
     row: dict[str, Any] = {}  # other fields of the dataset's row that the judge needs
 
 
+class ServiceScript(Wire):
+    """A further grading script, and the service in which it runs."""
+
+    service: PlainText
+    command: PlainText
+
+
 RewardNumber = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 
 
@@ -265,7 +272,8 @@ class ScriptGoal(Wire):
     """G of Harbor and Terminal-Bench: a script checks the agent's result and writes a reward file.
 
     Graded in the agent's own environment; `tests` are copied there only after the agent has ended. With `environment`,
-    graded in that separate environment instead: only `artifacts` are handed over, at the same paths.
+    graded in that separate environment instead: only `artifacts` are handed over, at the same paths. With `also`, all
+    scripts must pass: the task's reward is the lowest one.
     """
 
     kind: Literal["script"] = "script"
@@ -274,25 +282,21 @@ class ScriptGoal(Wire):
     tests_path: PlainText = "/tests"
     logs_path: PlainText = "/logs"
     service: str | None = None  # service in which the tests run, if several; None: the agent's
+    also: tuple[ServiceScript, ...] = ()  # further grading scripts, each in its service, after `command`
     environment: EnvironmentSpec | None = None  # of the verifier; None: the agent's environment
     artifacts: tuple[FolderText, ...] = ()  # files and folders copied from the agent's environment to the verifier's
     brings_tests: bool = False  # the verifier's image has the tests already
     reward_range: RewardRange | None = None  # a reward outside is invalid; None: no range stated
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_further_scripts(cls, stored: Any) -> Any:
-        """Reads goals that were stored with an empty list of further scripts; one with some is refused."""
-        if isinstance(stored, dict) and stored.get("also") == []:
-            return {name: value for name, value in stored.items() if name != "also"}
-        return stored
-
     @model_validator(mode="after")
-    def _apart_in_one_container(self) -> ScriptGoal:
-        if self.environment is not None and self.service is not None:
-            raise ValueError("expected no service that judges beside an environment of the verifier's own, found one")
+    def _apart_or_in_each_service_once(self) -> ScriptGoal:
+        if self.environment is not None and (self.service is not None or self.also):
+            raise ValueError("expected no services that judge beside an environment of the verifier's own, found some")
         if self.environment is None and (self.artifacts or self.brings_tests):
             raise ValueError("expected `artifacts` and `brings_tests` with `environment`, found them alone")
+        services = [self.service, *(one.service for one in self.also)]
+        if len(set(services)) < len(services):
+            raise ValueError(f"expected each service to judge once, found {services!r}")
         return self
 
 

@@ -41,6 +41,7 @@ from app.models.spec import (
     Network,
     Resources,
     ScriptGoal,
+    ServiceScript,
 )
 from app.settings import Settings
 from megaflow.contract.environments.fixture import sweep_all, tar_of
@@ -444,8 +445,8 @@ class Shop(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 http.server.ThreadingHTTPServer(("", 80), Shop).serve_forever()
 """
-JUDGED_IN = {
-    "task.toml": '[verifier]\nservice = "SERVICE"\n[environment]\nallow_internet = false\nmemory_mb = 128\n',
+JUDGED_BY_BOTH = {
+    "task.toml": '[verifier]\nservice = ["main", "shop"]\n[environment]\nallow_internet = false\nmemory_mb = 128\n',
     "instruction.md": "Buy apples, and keep the bill in /bill.\n",
     "environment/docker-compose.yaml": """
 services:
@@ -458,21 +459,19 @@ services:
 """,
     "environment/shop.py": SHOP,
     "tests/test.sh": """
-[ SERVICE = shop ] || [ -f /bill ] && grep -q 'GET /apples' /logs/services/shop.log && found=1
+[ -f /bill ] && grep -q 'GET /apples' /logs/services/shop.log && found=1
 ls -l /logs/services
 echo ${found:-0} >/logs/verifier/reward.txt
 """,
+    "tests/shop/test.sh": "touch /sold; grep -cx /apples /sold >/logs/verifier/reward.txt\n",
 }
 BUY = "python3 -c \"import urllib.request as u; u.urlopen('http://shop/apples', timeout=5)\""
 
 
-@pytest.mark.parametrize("service", ["main", "shop"])
-def test_main_or_a_service_beside_it_judges_a_task(
-    service: str, settings: Settings, base_image_tag: str, tmp_path: Path
-) -> None:
-    for name, text in JUDGED_IN.items():
+def test_main_and_a_service_beside_it_judge_one_task(settings: Settings, base_image_tag: str, tmp_path: Path) -> None:
+    for name, text in JUDGED_BY_BOTH.items():
         (file := tmp_path / "buy-apples" / name).parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text.replace("BASE", base_image_tag).replace("SERVICE", service))
+        file.write_text(text.replace("BASE", base_image_tag))
 
     def keep(folder: Path) -> Bundle:
         bundle, STORED[bundle.sha256] = pack(folder)
@@ -486,17 +485,19 @@ def test_main_or_a_service_beside_it_judges_a_task(
     try:
         environment.put("/bill", b"")
         environment.put("/logs/services/shop.log", b"GET /apples, says the agent")
-        assert grader_for(task.goal).grade(submission, environment).verdict.metrics == {"reward": 0.0}
+        grade = grader_for(task.goal).grade(submission, environment)
+        assert grade.verdict.metrics == {"main.reward": 0.0, "shop.reward": 0.0, "reward": 0.0}
         assert environment.run(f"{BUY}; rm /bill", timeout_s=20).ok
-        billed = grader_for(task.goal).grade(submission, environment).verdict
-        assert billed.metrics == {"reward": float(service == "shop")}
+        grade = grader_for(task.goal).grade(submission, environment)
+        assert grade.verdict.metrics == {"main.reward": 0.0, "shop.reward": 1.0, "reward": 0.0}
         environment.put("/bill", b"")
         grade = grader_for(task.goal).grade(submission, environment)
         assert grade.verdict.reward == 1.0
+        assert grade.verdict.detail.endswith("gave: main 1, shop 1")
         assert grade.report.count(b"-r--r--r--") == 2
-        gone = task.goal.model_copy(update={"service": "till"})
+        both = task.goal.model_copy(update={"also": (ServiceScript(service="till", command="true"),)})
         with pytest.raises(GradingFailed, match="the service 'till', in which the tests are to run; found main, shop"):
-            grader_for(gone).grade(submission, environment)
+            grader_for(both).grade(submission, environment)
     finally:
         environment.destroy()
 

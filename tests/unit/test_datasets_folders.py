@@ -108,16 +108,34 @@ def test_a_service_beside_the_agent_may_judge(tmp_path: Path, asked: str, servic
     assert task.goal.service == service
 
 
+def test_several_services_may_judge_each_by_a_script_of_its_own(tmp_path: Path) -> None:
+    compose = "services: {db: {image: 'db:1'}, web: {image: 'web:1'}}"
+    toml = '[verifier]\nservice = ["main", "db", "web"]\nenv = { A = "b c" }\n'
+    folder = harbor(tmp_path / "a", toml, {"environment/compose.yaml": compose, "tests/db/test.sh": "true\n"})
+    [task] = load(str(folder), reading())
+    assert isinstance(task.goal, ScriptGoal)
+    command = "export A='b c'; bash \"${TESTS_DIR:-/tests}/%s\""
+    assert (task.goal.service, task.goal.command) == ("main", command % "test.sh")
+    also = [(one.service, one.command) for one in task.goal.also]
+    assert also == [("db", command % "db/test.sh"), ("web", command % "test.sh")]
+    (folder / "tests" / "test.sh").unlink()
+    expected = r"tests/main/test\.sh or .*tests/test\.sh: expected the script that judges"
+    with pytest.raises(DatasetInvalid, match=expected):
+        load(str(folder), reading())
+
+
 @pytest.mark.parametrize(
-    ("service", "complaint"),
+    ("services", "complaint"),
     [
-        ('["main", "db"]', r"field verifier\.service: .*found \['main', 'db'\]"),
+        ('["main", "shop"]', r"field verifier\.service: .*found 'shop'; known: db, main"),
+        ('["db", "db"]', r"field verifier\.service: .*each once; found \['db', 'db'\]"),
+        ("[]", r"field verifier\.service: .*found \[\]"),
         ('"shop"', r"field verifier\.service: .*found 'shop'; known: db, main"),
     ],
 )
-def test_a_judge_that_cannot_be_is_named(tmp_path: Path, service: str, complaint: str) -> None:
+def test_a_list_of_judges_that_cannot_be_is_named(tmp_path: Path, services: str, complaint: str) -> None:
     compose = "services: {db: {image: 'db:1'}}"
-    folder = harbor(tmp_path / "a", f"[verifier]\nservice = {service}\n", {"environment/compose.yaml": compose})
+    folder = harbor(tmp_path / "a", f"[verifier]\nservice = {services}\n", {"environment/compose.yaml": compose})
     with pytest.raises(DatasetInvalid, match=complaint):
         load(str(folder), reading())
 

@@ -15,7 +15,7 @@ from app.grading import grader_for
 from app.grading.base import Grade, GradingInput
 from app.models.outcome import Verdict
 from app.models.shell import CommandResult
-from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, ScriptGoal
+from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, ScriptGoal, ServiceScript
 from tests.unit.folder_shell import FolderShell
 
 GOAL = ScriptGoal(
@@ -154,6 +154,42 @@ def test_the_tests_run_in_the_service_that_the_goal_names(tmp_path: Path) -> Non
     assert not several.path("/tests").exists()
 
 
+BOTH = GOAL.model_copy(
+    update={
+        "command": 'bash "$TESTS_DIR/test.sh"',
+        "service": "main",
+        "also": (ServiceScript(service="shop", command='bash "$TESTS_DIR/shop.sh"'),),
+    }
+)
+
+
+@pytest.mark.parametrize(("main", "shop"), [(1, 1), (1, 0), (0, 1)])
+def test_two_services_judge_and_the_lowest_reward_counts(tmp_path: Path, main: int, shop: int) -> None:
+    several = Several(tmp_path / "environment")
+    scripts = {"shop.sh": f'echo in the shop; echo {shop} > {REWARD}.txt"\n'}
+    got = grade(several, f'echo in main; echo {main} > {REWARD}.txt"\n', goal=BOTH, **scripts)
+    assert got.verdict.reward == min(main, shop)
+    assert got.verdict.metrics == {"main.reward": main, "shop.reward": shop, "reward": min(main, shop)}
+    assert got.verdict.detail.endswith(f"gave: main {main}, shop {shop}")
+    assert got.report == b"--- main ---\nin main\n\n--- shop ---\nin the shop\n"
+
+
+def test_one_of_two_that_says_nothing_means_that_nothing_was_measured_and_is_named(tmp_path: Path) -> None:
+    good = f'echo 1 > {REWARD}.txt"\n'
+    with pytest.raises(GradingFailed, match="found neither in the service 'shop'; its exit code was 3"):
+        grade(Several(tmp_path / "silent"), good, goal=BOTH, **{"shop.sh": "exit 3\n"})
+    with pytest.raises(GradingFailed, match=r"to end within [012] s; found it running in the service 'shop'"):
+        grade(Several(tmp_path / "late"), f"sleep 0.6; {good}", goal=BOTH, timeout_s=3, **{"shop.sh": "sleep 60\n"})
+
+
+def test_a_reward_of_the_first_is_not_taken_for_the_seconds_where_they_share_a_folder(tmp_path: Path) -> None:
+    several = Several(tmp_path / "environment")
+    several.path("/logs").mkdir()
+    several.shop.path("/logs").symlink_to(several.path("/logs"))
+    with pytest.raises(GradingFailed, match="found neither in the service 'shop'"):
+        grade(several, f'echo 1 > {REWARD}.txt"\n', goal=BOTH, **{"shop.sh": "true\n"})
+
+
 def test_every_services_log_lies_beside_the_tests_whatever_the_agent_put_there(tmp_path: Path) -> None:
     several = Several(tmp_path / "environment")
     several.put("/app/mine", b"untouched")
@@ -166,18 +202,13 @@ def test_every_services_log_lies_beside_the_tests_whatever_the_agent_put_there(t
     assert [one.name for one in several.path("/app").iterdir()] == ["mine"]
 
 
-def test_a_stored_goal_that_more_scripts_judged_is_refused_and_one_with_an_empty_list_is_read() -> None:
-    stored = GOAL.model_dump(mode="json")
-    assert ScriptGoal.model_validate(stored | {"also": []}) == GOAL
-    with pytest.raises(ValueError, match="also"):
-        ScriptGoal.model_validate(stored | {"also": [{"service": "db", "command": "true"}]})
-
-
 def test_a_service_that_is_not_there_means_that_nothing_was_measured(tmp_path: Path, shell: FolderShell) -> None:
     several, goal = Several(tmp_path / "several"), GOAL.model_copy(update={"service": "db"})
-    with pytest.raises(GradingFailed, match="the service 'db', in which the tests are to run; found main, shop"):
-        grade(several, f'echo 1 > {REWARD}.txt"\n', goal=goal)
-    assert not several.path("/tests").exists(), "it is told before anything is touched"
+    second = BOTH.model_copy(update={"also": (ServiceScript(service="db", command="true"),)})
+    for wrong in (goal, second):
+        with pytest.raises(GradingFailed, match="the service 'db', in which the tests are to run; found main, shop"):
+            grade(several, f'echo 1 > {REWARD}.txt"\n', goal=wrong)
+        assert not several.path("/tests").exists(), "it is told before anything is touched"
     with pytest.raises(GradingFailed, match=r"'db'.*; found an environment of one container"):
         grade(shell, f'echo 1 > {REWARD}.txt"\n', goal=goal)
 

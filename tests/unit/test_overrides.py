@@ -26,6 +26,7 @@ from app.models.spec import (
     Resources,
     Reuse,
     ScriptGoal,
+    ServiceScript,
     TaskSpec,
     TestsGoal,
 )
@@ -191,8 +192,11 @@ def test_a_project_that_is_well_is_read_once_for_all_its_tasks() -> None:
         refuse_wrong_projects([several(bundle, "shop")], fetch)
     beside = several(bundle, "db")
     assert isinstance(beside.goal, ScriptGoal)
-    with pytest.raises(SpecInvalid, match=r"expected a compose file with the service that judges; found 'db'"):
-        refuse_wrong_projects([task_of().model_copy(update={"goal": beside.goal})], fetch)
+    both = beside.goal.model_copy(update={"also": (ServiceScript(service="cache", command="true"),)})
+    with pytest.raises(SpecInvalid, match=r"among db, main; found 'cache'"):
+        refuse_wrong_projects([beside.model_copy(update={"goal": both})], fetch)
+    with pytest.raises(SpecInvalid, match=r"expected a compose file with the services that judge; found 'cache', 'db'"):
+        refuse_wrong_projects([task_of().model_copy(update={"goal": both})], fetch)
 
 
 def test_a_project_that_nobody_has_stored_is_named() -> None:
