@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from app.environments.runtimes.local.processes import OWNER
+from app.environments.runtimes.local.processes import OWNER, owner_of
 from app.environments.runtimes.oci import Records
 from app.errors import EngineUnavailable, EnvironmentFailed
 from app.host.engine import ROLE, Engine, engine_of
@@ -108,7 +107,7 @@ def _made_at(volume: Mapping[str, Any]) -> float:
 
 def _folders(settings: Settings) -> Iterator[ListedResource]:
     for file in (settings.home / "local").glob(f"*/{OWNER}"):
-        labels = labels_of(file)
+        labels = owner_of(file.parent).get("labels", {})
         if labels.get("megaflow") == settings.installation:
             yield _listed(ObjectKind.FOLDER, file.parent.name, str(file.parent), labels, _made(file))
 
@@ -117,15 +116,6 @@ def _engineless(settings: Settings) -> Iterator[ListedResource]:
     for record in Records(settings.home.resolve()).all():
         if record.installation == settings.installation:
             yield _listed(ObjectKind.ENVIRONMENT, record.id, record.image, record.labels, record.made_unix_s)
-
-
-def labels_of(owner: Path) -> dict[str, str]:
-    """Returns the labels of a local environment; empty when it is being removed or half written."""
-    try:
-        labels: dict[str, str] = json.loads(owner.read_text())["labels"]
-    except (OSError, ValueError, KeyError):
-        return {}
-    return labels
 
 
 def _made(file: Path) -> float:

@@ -15,9 +15,9 @@ from uuid import UUID
 
 import structlog
 
-from app.environments.listing import ended_at, label_id, labels_of, listed, made_of, name_of, pods_of, unix_of
+from app.environments.listing import ended_at, label_id, listed, made_of, name_of, pods_of, unix_of
 from app.environments.runtimes.compose.resources import remove_container, shared
-from app.environments.runtimes.local.processes import OWNER, remove_environment, unowned_folders
+from app.environments.runtimes.local.processes import OWNER, owner_of, remove_environment, unowned_folders
 from app.environments.runtimes.oci import Records, remove_abandoned
 from app.environments.runtimes.oci import end as end_environment
 from app.errors import EngineUnavailable, EnvironmentFailed, StationError
@@ -143,7 +143,7 @@ class Sweeper:
     def _sweep_folders(self, owners: _Owners) -> None:
         for file in (self._settings.home / "local").glob(f"*/{OWNER}"):
             try:
-                labels, made_at = labels_of(file), file.stat().st_mtime
+                labels, made_at = owner_of(file.parent).get("labels", {}), file.stat().st_mtime
             except OSError:  # being removed
                 continue
             ours = labels.get("megaflow") == self._settings.installation  # not when it is half written

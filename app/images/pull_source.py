@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -20,18 +21,14 @@ class PullSource(StrEnum):
     BUILD = "build"
 
 
+@dataclass
 class PullSources:
-    """Sources recorded inside a block."""
+    """Sources recorded inside a block: the slowest of them."""
 
-    def __init__(self) -> None:
-        self._noted: set[PullSource] = set()
+    longest: PullSource = PullSource.HERE
 
     def add(self, how: PullSource) -> None:
-        self._noted.add(how)
-
-    @property
-    def longest(self) -> PullSource:
-        return max({PullSource.HERE, *self._noted}, key=list(PullSource).index)
+        self.longest = max(self.longest, how, key=list(PullSource).index)
 
 
 _asking: ContextVar[PullSources | None] = ContextVar("image_arrivals", default=None)

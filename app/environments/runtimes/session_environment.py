@@ -13,12 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 import structlog
 
 from app.environments.contract import Environment, Forward, Origin, ResetProof, Stats, Times
 from app.environments.networks import Egress
+from app.environments.session.client import SessionClient
 from app.environments.sharing import WatchedShell
 from app.environments.tools import Tool, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, NotRestarted, StationError
@@ -32,7 +33,6 @@ from app.models.shell import (
     OutputLogs,
     ProgramOptions,
     Restart,
-    Shell,
     StatefulShell,
 )
 from app.models.spec import EnvironmentSpec
@@ -40,18 +40,10 @@ from app.models.spec import EnvironmentSpec
 log = structlog.get_logger()
 
 
-class Inner(Shell, Protocol):
-    """Session methods that are needed here. They raise EnvironmentFailed once it was closed."""
-
-    logs: OutputLogs | None
-
-    def stats(self) -> Stats: ...
-
-
 class SessionEnvironment(Environment, ABC):
     """An environment accessed through its session. Safe for many threads."""
 
-    _session: Inner
+    _session: SessionClient
 
     def __init__(self, spec: EnvironmentSpec, times: Times, tools: tuple[Tool, ...] = ()) -> None:
         self._spec = spec

@@ -7,17 +7,18 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NotRequired, TypedDict, Unpack
 
 from app.environments.contract import EnvironmentProvider, Tags, Times
 from app.environments.tools import Find, tools_of, versions
 from app.errors import EnvironmentOverLimit, NoPlaceToStart, SetupFailed, SetupTimedOut
-from app.host.slots import HostSemaphore, Semaphore
+from app.host.slots import HostSemaphore, Semaphore, turn
 from app.models.shell import CommandResult, Shell
-from app.models.spec import Bundle, EnvironmentSpec
+from app.models.spec import Bundle, EnvironmentSpec, Reuse
 from app.settings import Settings
 
 _TOLD_CHARACTERS = 2000
@@ -88,6 +89,26 @@ def setup_key(spec: EnvironmentSpec, image_id: str) -> str:
     network = [spec.network.value, sorted(spec.allowed_hosts)]
     parts = [image_id, list(spec.setup), sorted(spec.env.items()), spec.workdir, network]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+@contextmanager
+def setup_turn(lock: Path, request: EnvironmentRequest) -> Iterator[None]:
+    """Lets one process at a time run the same set-up. Raises: SetupTimedOut."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(turn(lock, timeout_s=request.left_s))
+        except TimeoutError as error:
+            raise SetupTimedOut(f"another environment's set-up did not end in time: {error}.") from error
+        yield
+
+
+def refuse_read_only(spec: EnvironmentSpec, reason: str) -> None:
+    """Refuses a read-only environment whose set-up's result could not be kept, and why. Raises: SetupFailed."""
+    if spec.reuse is Reuse.SHARED_READONLY:
+        raise SetupFailed(
+            f"expected set-up commands whose result can be kept, as a read-only environment needs, found otherwise: "
+            f"{reason}; bring it into the image, or take another policy than {Reuse.SHARED_READONLY.value!r}."
+        )
 
 
 def carry_out(commands: Sequence[str], shell: Shell, deadline: float) -> None:

@@ -19,7 +19,6 @@ from app.environments.networks import open_egress
 from app.environments.networks.forwarding import forward
 from app.environments.runtimes.session_environment import SessionEnvironment
 from app.environments.runtimes.setup import EnvironmentRequest
-from app.environments.session.client import SessionClient
 from app.environments.session.transports import ContainerTarget, Transport
 from app.environments.tools import Tool, archived
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
@@ -44,8 +43,6 @@ KIND = "docker"
 
 class DockerEnvironment(SessionEnvironment):
     """A container whose first process is the session's helper, see `session.transports`."""
-
-    _session: SessionClient
 
     def __init__(
         self,

@@ -8,8 +8,7 @@ not in files (processes, memory, volumes) is in no image: such a set-up is not k
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,14 +17,13 @@ import structlog
 from app.environments.contract import Route, Times
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.runtimes.session_environment import ended_on_error, give_up
-from app.environments.runtimes.setup import EnvironmentRequest, carry_out, setup_key
-from app.errors import EnvironmentFailed, ImageUnavailable, SetupFailed, SetupTimedOut
+from app.environments.runtimes.setup import EnvironmentRequest, carry_out, refuse_read_only, setup_key, setup_turn
+from app.errors import EnvironmentFailed, ImageUnavailable
 from app.host.engine import ROLE, Engine
-from app.host.slots import turn
 from app.images import references
 from app.images.layer_store import ImageStore
 from app.images.metadata import ImageMetadata
-from app.models.spec import EnvironmentSpec, Reuse
+from app.models.spec import Reuse
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -71,7 +69,7 @@ class Setups:
         request.times.phases["set_up"] = 0.0
         snapshot = self._find(key)
         if snapshot is None and not self._store.is_unkept(key):
-            with self._turn(key, request):
+            with setup_turn(self._turns / f"setup-{key[:24]}", request):
                 snapshot = self._find(key)
                 if snapshot is None and not self._store.is_unkept(key):
                     result = self._first_of_its_kind(request, key)
@@ -81,15 +79,6 @@ class Setups:
         request.times.route = Route.SNAPSHOT
         self._book.used(snapshot, references.key_of(request.spec))
         return self._start(request, snapshot)
-
-    @contextmanager
-    def _turn(self, key: str, request: EnvironmentRequest) -> Iterator[None]:
-        with ExitStack() as held:
-            try:
-                held.enter_context(turn(self._turns / f"setup-{key[:24]}", timeout_s=request.left_s))
-            except TimeoutError as error:
-                raise SetupTimedOut(f"another environment's set-up did not end in time: {error}.") from error
-            yield
 
     def _find(self, key: str) -> str | None:
         engine = self._engine_of()
@@ -111,14 +100,14 @@ class Setups:
         self._store.note_unkept(key, request.image_id)
         log.info("environment.setup_not_cached", environment=environment.id, reason=reason)
         with ended_on_error(environment):
-            _refuse_read_only(request.spec, reason)
+            refuse_read_only(request.spec, reason)
         environment.note_set_up_done()
         paid, inside_s = request.times.phases, sum(environment.times.phases.values())
         environment.times.phases |= {**paid, "set_up": paid["set_up"] - inside_s}
         return environment
 
     def _set_up(self, request: EnvironmentRequest) -> DockerEnvironment:
-        _refuse_read_only(request.spec, "that was found before")
+        refuse_read_only(request.spec, "that was found before")
         environment, _ = self._prepared(request)
         with ended_on_error(environment), request.times.measure("set_up"):
             carry_out(request.spec.setup, environment, request.deadline)
@@ -161,11 +150,3 @@ def _beyond_files(environment: DockerEnvironment, before: str) -> str | None:
     if _outside_files(environment) != before:
         return "it changed the engine's own files, or left some in memory"
     return None
-
-
-def _refuse_read_only(spec: EnvironmentSpec, reason: str) -> None:
-    if spec.reuse is Reuse.SHARED_READONLY:
-        raise SetupFailed(
-            f"expected set-up commands whose result can be kept, as a read-only environment needs, found otherwise: "
-            f"{reason}; bring it into the image, or take another policy than {Reuse.SHARED_READONLY.value!r}."
-        )

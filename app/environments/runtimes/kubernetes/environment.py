@@ -38,8 +38,6 @@ _READ_BYTES, _FETCHED_BYTES = 64 << 10, 16 << 20
 class KubernetesEnvironment(SessionEnvironment):
     """A pod whose first process is the session's helper; each concurrent command has an exec that stays open."""
 
-    _session: SessionClient
-
     def __init__(
         self,
         cluster: Cluster,

@@ -199,7 +199,7 @@ def copy_tree(tree: Path, root: Path, deadline: float) -> None:
         raise EnvironmentFailed(f"{tree} could not be copied: {reason}") from error
 
 
-def labels_of(folder: Path) -> dict[str, Any]:
+def owner_of(folder: Path) -> dict[str, Any]:
     """Reads the owner file; empty before it is written and after it was removed."""
     try:
         return dict(json.loads((folder / OWNER).read_text()))
@@ -212,7 +212,7 @@ def unowned_folders(home: Path) -> list[Path]:
     folders = []
     for folder in (home / "local").glob("*"):
         with suppress(OSError):  # being removed
-            if "megaflow" not in labels_of(folder) and time.time() - folder.stat().st_mtime > _YOUNG_S:
+            if "megaflow" not in owner_of(folder) and time.time() - folder.stat().st_mtime > _YOUNG_S:
                 folders.append(folder)
     return folders
 

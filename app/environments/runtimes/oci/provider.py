@@ -17,22 +17,27 @@ from app.environments.runtimes.oci.instance import OciHost, usage_of
 from app.environments.runtimes.oci.probe import available
 from app.environments.runtimes.oci.runtime import runtime_of
 from app.environments.runtimes.session_environment import ended_on_error
-from app.environments.runtimes.setup import EnvironmentRequest, HostProvider, ProviderOptions, carry_out, setup_key
+from app.environments.runtimes.setup import (
+    EnvironmentRequest,
+    HostProvider,
+    ProviderOptions,
+    carry_out,
+    refuse_read_only,
+    setup_key,
+    setup_turn,
+)
 from app.environments.tools import tools_of
 from app.errors import (
     EnvironmentFailed,
     EnvironmentVanished,
     ImageUnavailable,
-    SetupFailed,
-    SetupTimedOut,
 )
 from app.host.disk import DiskUsage
 from app.host.disk_watch import DiskWatch, limit_of
 from app.host.environment_records import Record, Records
-from app.host.slots import turn
 from app.images.layer_store import ImageStore, StoredImage
 from app.images.unpacked_images import OciImages
-from app.models.spec import EnvironmentSpec, Network, Reuse
+from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -77,9 +82,14 @@ class OciProvider(HostProvider):
         key = setup_key(spec, image.id)
         if (cached := self._from_cached(request, key)) is not None:
             return cached
-        if self.store.is_unkept(key) and spec.reuse is not Reuse.SHARED_READONLY:  # each environment runs them itself
-            return self._set_up(request, image)
-        return self._first_of_its_kind(request, key, image)
+        if not self.store.is_unkept(key):
+            with setup_turn(self._settings.home / "run" / "slots" / f"oci-setup-{key[:24]}", request):
+                if (cached := self._from_cached(request, key)) is not None:
+                    return cached
+                if not self.store.is_unkept(key):
+                    return self._first_of_its_kind(request, key, image)
+        refuse_read_only(spec, "that was found before")
+        return self._set_up(request, image)
 
     def _from_cached(self, request: EnvironmentRequest, key: str) -> OciEnvironment | None:
         """Starts from the result of an earlier identical set-up; None when there is none."""
@@ -91,31 +101,14 @@ class OciProvider(HostProvider):
         return self._started(request, snapshot)
 
     def _first_of_its_kind(self, request: EnvironmentRequest, key: str, image: StoredImage) -> OciEnvironment:
-        """Runs the set-up and keeps its result; concurrent requests for the same wait for it."""
-        place = self._settings.home / "run" / "slots" / f"oci-setup-{key[:24]}"
-        try:
-            with turn(place, timeout_s=request.left_s):
-                if (cached := self._from_cached(request, key)) is not None:
-                    return cached
-                if not self.store.is_unkept(key) or request.spec.reuse is Reuse.SHARED_READONLY:
-                    environment = self._set_up(request, image)
-                    with request.times.measure("set_up"):
-                        self._keep(request, environment, key, image)
-                    return environment
-        except TimeoutError as error:
-            raise SetupTimedOut(f"another environment's set-up did not end in time: {error}.") from error
-        return self._set_up(request, image)  # known from before: it cannot be kept
-
-    def _keep(self, request: EnvironmentRequest, environment: OciEnvironment, key: str, image: StoredImage) -> None:
-        with ended_on_error(environment):
+        """Runs the set-up and keeps its result, if that is nothing but files."""
+        environment = self._set_up(request, image)
+        with ended_on_error(environment), request.times.measure("set_up"):
             if (reason := environment.keep(key)) is not None:
-                if request.spec.reuse is Reuse.SHARED_READONLY:
-                    raise SetupFailed(
-                        f"expected set-up commands that leave nothing but files, since {Reuse.SHARED_READONLY.value!r}"
-                        f" was asked for, found: {reason}; end what they start, or use another `reuse`."
-                    )
                 self.store.note_unkept(key, image.id)
                 log.info("environment.setup_not_cached", environment=environment.id, reason=reason)
+                refuse_read_only(request.spec, reason)
+        return environment
 
     def _set_up(self, request: EnvironmentRequest, image: StoredImage) -> OciEnvironment:
         environment = self._started(request, image, set_up=True)
