@@ -65,7 +65,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "experience", EVALUATE, "Training samples: choose the runs that feed a trainer, serve samples over HTTP"
     ),
     "regrade": CommandEntry("regrade", EVALUATE, "Grade a run's stored test reports again, without agents"),
-    "record": CommandEntry("record", EVALUATE, "Store a run's model answers, one file per task"),
+    "record": CommandEntry("export", EVALUATE, "Store a run's model answers, one file per task"),
     "dataset": CommandEntry("dataset", EVALUATE, "Datasets: list, fetch, look at and check them"),
     "env": CommandEntry("env", EVALUATE, "Environments: build the images of tasks from sources"),
     "agents": CommandEntry("agents", EVALUATE, "Agents: list them, install their frameworks"),
