@@ -81,7 +81,6 @@ COMMANDS: dict[str, CommandEntry] = {
     "instances": CommandEntry("control", OPERATE, "List instances that have not ended"),
     "drain": CommandEntry("control", OPERATE, "Let instances finish their attempts"),
     "images": CommandEntry("images", OPERATE, "Images: fill a registry for a dataset"),
-    "metrics": CommandEntry("usage", OPERATE, "Print all metrics in Prometheus' text format"),
     "classes": CommandEntry("resource_classes", ADMINISTER, "Resource classes: kinds of instances"),
     "limits": CommandEntry("limits", ADMINISTER, "Limits: show their use, waiting attempts and capacity", remote=True),
     "quota": CommandEntry("limits", ADMINISTER, "Quotas: show, set or clear what a user may have at once", remote=True),
