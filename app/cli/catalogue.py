@@ -65,7 +65,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "experience", EVALUATE, "Training samples: choose the runs that feed a trainer, serve samples over HTTP"
     ),
     "regrade": CommandEntry("regrade", EVALUATE, "Grade a run's stored test reports again, without agents"),
-    "record": CommandEntry("record", EVALUATE, "Store a run's model answers, one file per task"),
+    "record": CommandEntry("export", EVALUATE, "Store a run's model answers, one file per task"),
     "dataset": CommandEntry("dataset", EVALUATE, "Datasets: list, fetch, look at and check them"),
     "env": CommandEntry("env", EVALUATE, "Environments: build the images of tasks from sources"),
     "agents": CommandEntry("agents", EVALUATE, "Agents: list them, install their frameworks"),
@@ -81,7 +81,6 @@ COMMANDS: dict[str, CommandEntry] = {
     "instances": CommandEntry("control", OPERATE, "List instances that have not ended"),
     "drain": CommandEntry("control", OPERATE, "Let instances finish their attempts"),
     "images": CommandEntry("images", OPERATE, "Images: fill a registry for a dataset"),
-    "metrics": CommandEntry("usage", OPERATE, "Print all metrics in Prometheus' text format"),
     "classes": CommandEntry("resource_classes", ADMINISTER, "Resource classes: kinds of instances"),
     "limits": CommandEntry("limits", ADMINISTER, "Limits: show their use, waiting attempts and capacity", remote=True),
     "quota": CommandEntry("limits", ADMINISTER, "Quotas: show, set or clear what a user may have at once", remote=True),

@@ -11,9 +11,9 @@ import typer
 
 from app.cli.show import Json, answer, listing, say
 from app.client import MegaFlow
-from app.errors import LimitInvalid, UnknownName, WaitTimeout
-from app.ledger import classes, pauses
+from app.errors import LimitInvalid, WaitTimeout
 from app.ledger import instances as ledger
+from app.ledger import pauses
 from app.ledger.database import Database
 from app.ledger.instances import LiveInstance
 from app.stopping import nudge
@@ -96,39 +96,21 @@ def instances(json: Json = False) -> None:
 
 
 def drain(
-    instance: Annotated[
-        list[str] | None, typer.Argument(help="An instance's id, the end of its id, or its handle.")
-    ] = None,
-    resource_class: Annotated[str | None, typer.Option("--class", help="All live instances of this class.")] = None,
-    why: Annotated[str, typer.Option(help="Reason, stored with the instance.")] = "drained by hand",
+    instance: Annotated[list[str], typer.Argument(help="An instance's id, the end of its id, or its handle.")],
     wait: Annotated[bool, typer.Option("--wait", help="Wait until they are gone.")] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
     json: Json = False,
 ) -> None:
     """Let instances finish their attempts, take nothing new, and leave. The pool's minimum is filled up again."""
-    if bool(instance) == bool(resource_class):
-        raise typer.BadParameter("expected instances, or --class and a class's name")
     with MegaFlow() as flow:
-        ids = (
-            _of_class(flow, resource_class)
-            if resource_class
-            else [ledger.find(flow.database, i) for i in instance or ()]
-        )
-        nudge(flow.settings, ledger.drain(flow.database, ids, why))
+        ids = [ledger.find(flow.database, one) for one in instance]
+        nudge(flow.settings, ledger.drain(flow.database, ids, "drained by hand"))
         if wait:
             until_gone(flow.database, ids, timeout)
         left = ledger.live(flow.database, ids)
     ended, busy = len(ids) - len(left), sum(row.used for row in left)
     text = f"{len(ids)} instance(s) told to drain: {ended} gone, {busy} attempt(s) run on the rest"
     answer({"asked": ids, "gone": ended, "live": left}, text, json=json)
-
-
-def _of_class(flow: MegaFlow, name: str) -> list[UUID]:
-    with flow.database.begin() as connection:
-        known = classes.load(connection, flow.settings)
-    if name not in known:
-        raise UnknownName.of("resource class", name, list(known))
-    return [row.id for row in ledger.live(flow.database) if row.resource_class == name]
 
 
 def until_gone(database: Database, ids: Sequence[UUID], timeout: float | None) -> None:

@@ -1,8 +1,7 @@
-"""Implements `megaflow usage` and `metrics`: tokens, dollars and time used, and all metrics for Prometheus."""
+"""Implements `megaflow usage`: tokens, dollars and time used."""
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -19,14 +18,6 @@ _NUMBERS = (
     *("attempts", "calls", "scripted", "turns", "prompt", "cached", "answers"),
     *("cost", "model", "waited", "environments", "grading"),
 )
-
-
-def metrics() -> None:
-    """Print all metrics in Prometheus' text format, as the control worker serves them at MEGAFLOW_METRICS_PORT."""
-    from app.control.metrics import exposition
-
-    with MegaFlow() as flow:
-        sys.stdout.write(exposition(flow.settings, flow.database))
 
 
 def usage(

@@ -80,13 +80,13 @@ def test_people_see_the_live_instances(database: Database, megaflow: CommandLine
         assert part in printed
 
 
-def test_people_drain_instances_by_name_or_by_class(database: Database, megaflow: CommandLine) -> None:
+def test_people_drain_instances_by_name(database: Database, megaflow: CommandLine) -> None:
     one_of_two, other = (an_instance(database, mode="persistent", handle=str(pid)) for pid in (4711, 4712))
     an_instance(database, resource_class="gpu")
-    assert "0 gone, 0 attempt(s) run on the rest" in megaflow("drain", "4711", "--why", "too old")
+    assert "0 gone, 0 attempt(s) run on the rest" in megaflow("drain", "4711")
     states = {row.id: (row.state, row.draining_why) for row in instances.live(database, [one_of_two, other])}
-    assert states == {one_of_two: ("draining", "too old"), other: ("ready", None)}
-    told = megaflow.json("drain", "--class", "standard")
+    assert states == {one_of_two: ("draining", "drained by hand"), other: ("ready", None)}
+    told = megaflow.json("drain", "4711", "4712")
     assert {row["id"]: row["state"] for row in told["live"]} == dict.fromkeys(map(str, states), "draining")
     with pytest.raises(WaitTimeout, match="2 instance"):
         megaflow("drain", one_of_two, str(other)[-12:], "--wait", "--timeout", "0")
@@ -94,7 +94,6 @@ def test_people_drain_instances_by_name_or_by_class(database: Database, megaflow
         assert instances.exited(database, instance_id, 0, "drained", RETRY)
     with pytest.raises(UnknownName, match="unknown live instance"):
         megaflow("drain", one_of_two)
-    assert megaflow.json("drain", "--class", "standard", "--wait") == {"asked": [], "gone": 0, "live": []}
 
 
 def test_drain_waits_until_the_instances_are_gone(database: Database, megaflow: CommandLine) -> None:

@@ -59,7 +59,7 @@ def test_the_line_of_a_command_is_how_its_own_help_begins(name: str) -> None:
 WITHOUT_JSON = {
     *("shell", "mcp", "experience serve"),  # hold a conversation until they are told to stop
     *("worker control", "worker persistent", "worker grading", "worker launcher"),  # as these
-    *("events", "metrics"),  # have a form for programs anyway: JSON lines, Prometheus' text
+    "events",  # JSON lines anyway
 }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.filters import do_filesizeformat
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
@@ -96,14 +97,7 @@ def dollars(amount: float | None) -> str:
 
 def size(count: int | None) -> str:
     """Formats a number of bytes as `12.3 kB`."""
-    if count is None:
-        return UNKNOWN
-    number, unit = float(count), "B"
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            break
-        number /= 1000
-    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+    return UNKNOWN if count is None else do_filesizeformat(count)
 
 
 def reward(value: float | None) -> str:
