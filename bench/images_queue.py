@@ -172,4 +172,4 @@ class Queue:
         }
         held = {(user, "standard"): count for user, count in self._held.items()}
         weights = dict.fromkeys(self._lines, 1.0)
-        return [key for key, _ in in_order(heads, held, weights, fair=True)]
+        return list(in_order(heads, held, weights, fair=True))

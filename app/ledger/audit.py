@@ -214,7 +214,6 @@ _KEYS = {
     "leases": ("attempt_id", "uuid[]"),
     "gradings": ("attempt_id", "uuid[]"),
     "semaphore_holders": ("limit_name || ' ' || holder", "text[]"),
-    "bindings": ("id", "bigint[]"),
 }
 """SQL expression for the ids of a table's rows, and the array type to look them up; default: `id`, a UUID."""
 
@@ -246,17 +245,15 @@ def _repair_rows(connection: Connection, check: Invariant, ids: list[str], retry
             gradings.lose(connection, [UUID(one) for one in ids], failure, retry)
             return len(ids)
         case Repair.FREE:
+            if check.table == "semaphore_holders":
+                limits.wake_waiters(connection, sorted({one.rpartition(" ")[0] for one in ids}))
             statement = f"DELETE FROM {check.table} WHERE {_among(check.table)}"  # noqa: S608
-        case Repair.UNBIND:
-            statement = f"UPDATE bindings SET until = clock_timestamp() WHERE {_among(check.table)}"  # noqa: S608
+            return sql(connection, statement, {"ids": ids}).rowcount
         case Repair.CLOSE | Repair.NUMBER | Repair.REQUEUE | Repair.IN_LINE as repair:
             kind = "attempt.lost" if repair is Repair.CLOSE else "task.repaired"
             return _tell(connection, _STATEMENTS[repair], ids, check, kind)
         case _:
             return 0
-    if check.table == "semaphore_holders":
-        limits.wake_waiters(connection, sorted({one.rpartition(" ")[0] for one in ids}))
-    return sql(connection, statement, {"ids": ids}).rowcount
 
 
 _CLOSE = """

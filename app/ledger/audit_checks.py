@@ -29,7 +29,6 @@ class Repair(StrEnum):
     CANCEL = "the cancellation is carried out"
     FREE = "the row is deleted"
     EXIT = "the instance's row is closed; the reconciler ends what is left of it"
-    UNBIND = "the binding is closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,18 +351,6 @@ _WAITING = (
         " AND coalesce(i.state NOT IN ('terminated', 'failed'), true))",
         "semaphore_holders",
         Repair.FREE,
-    ),
-    Invariant(
-        "binding.nobody_waits",
-        Severity.WARNING,
-        "a limit is noted as binding although none of that line waits, or a pause that is no more",
-        "SELECT b.id FROM bindings b WHERE b.until IS NULL AND b.since < now() - make_interval(secs => :patience)"
-        " AND CASE WHEN b.user_name = '*' THEN b.limit_name LIKE 'pause:%'"
-        " AND NOT EXISTS (SELECT FROM pauses p WHERE b.limit_name = 'pause:' || p.kind || ':' || p.name)"
-        " ELSE NOT EXISTS (SELECT FROM tasks t WHERE t.state = 'pending' AND t.requested_mode = b.mode"
-        " AND t.resource_class = b.resource_class AND t.user_name = b.user_name) END",
-        "bindings",
-        Repair.UNBIND,
     ),
     Invariant(
         "transaction.old",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -25,25 +24,6 @@ _LEAST = 16
 """Tasks read of each queue, unless there are more queues than tasks to read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """An environment that tasks need. `position` 0: an attempt has it or will soon; 1: next in the queue's order."""
-
-    environment: EnvironmentSpec
-    position: int
-    tasks: int  # of the read tasks, those that need it
-    user_name: str  # whose task needs it first
-
-
-@dataclass(frozen=True, slots=True)
-class _QueuedSpec:
-    """Position of a task in the forecast."""
-
-    spec_digest: str
-    user_name: str
-    position: int
-
-
 class Upcoming:
     """Reads the environments of waiting and running tasks. Threads may share it.
 
@@ -55,26 +35,21 @@ class Upcoming:
         self._fair = fair
         self._environments = EnvironmentCache()
 
-    def needs(self, most: int = MOST) -> list[Need]:
+    def needs(self, most: int = MOST) -> list[EnvironmentSpec]:
         """Returns each environment with an image or a compose project once, soonest first; none without images.
 
         Raises: DatabaseUnavailable.
         """
-        needs_by_image: dict[tuple[str | None, ...], Need] = {}
-        for turn, environment in self._turns(most):
-            image = _image(environment)
-            first = needs_by_image.get(image) or Need(environment, turn.position, 0, turn.user_name)
-            needs_by_image[image] = Need(first.environment, first.position, first.tasks + 1, first.user_name)
-        return list(needs_by_image.values())
-
-    def _turns(self, most: int) -> list[tuple[_QueuedSpec, EnvironmentSpec]]:
-        """Returns the tasks in order with their environments, without tasks that need no image."""
         with self._database.begin() as connection:
-            turns = [*_under_way(connection, most), *self._in_line(connection, most)]
-            environments = self._environments.load(connection, {turn.spec_digest for turn in turns})
-        return [(turn, environments[turn.spec_digest]) for turn in turns if turn.spec_digest in environments]
+            digests = [*_under_way(connection, most), *self._in_line(connection, most)]
+            environments = self._environments.load(connection, set(digests))
+        by_image: dict[tuple[str | None, ...], EnvironmentSpec] = {}
+        for environment in (environments[digest] for digest in digests if digest in environments):
+            by_image.setdefault(_image(environment), environment)
+        return list(by_image.values())
 
-    def _in_line(self, connection: Connection, most: int) -> list[_QueuedSpec]:
+    def _in_line(self, connection: Connection, most: int) -> list[str]:
+        """Returns the digests of the waiting tasks' specs."""
         keys = waiting.queues(connection)
         least = _LEAST if len(keys) <= most else 1
         take = min(most, max(least, most // max(1, len(keys))))
@@ -85,12 +60,8 @@ class Upcoming:
             held[user, resource_class] += count
         weights = {key.user_name: book.of(key.user_name).weight for key in keys}
         ordered = list(in_order(heads, held, weights, fair=self._fair))[:most]
-        digests = spec_digests(connection, [task_id for task_id, _ in ordered])
-        return [
-            _QueuedSpec(digests[task_id], user, place)
-            for place, (task_id, user) in enumerate(ordered, start=1)
-            if task_id in digests
-        ]
+        digests = spec_digests(connection, ordered)
+        return [digests[task_id] for task_id in ordered if task_id in digests]
 
 
 def in_order(
@@ -99,8 +70,8 @@ def in_order(
     weights: Mapping[str, float],
     *,
     fair: bool,
-) -> Iterator[tuple[UUID, str]]:
-    """Yields tasks and their users in the order for slots that free up one by one: priority, fair share, arrival.
+) -> Iterator[UUID]:
+    """Yields tasks in the order for slots that free up one by one: priority, fair share, arrival.
 
     held: live attempts of a user in a class.
     """
@@ -119,22 +90,22 @@ def in_order(
         if now > then:  # this user's share grew by another queue meanwhile
             heapq.heappush(heap, (now, key, place))
             continue
-        yield heads[key][place].task_id, key.user_name
+        yield heads[key][place].task_id
         shares[key.user_name, key.resource_class] += 1
         if place + 1 < len(heads[key]):
             heapq.heappush(heap, (rank(key, place + 1), key, place + 1))
 
 
 _UNDER_WAY = text("""
-SELECT t.spec_digest, t.user_name FROM (
+SELECT t.spec_digest FROM (
     SELECT id, task_id FROM attempts WHERE state IN ('dispatched', 'running', 'grading') ORDER BY id LIMIT :most
 ) a JOIN tasks t ON t.id = a.task_id ORDER BY a.id
 """)
 
 
-def _under_way(connection: Connection, most: int) -> list[_QueuedSpec]:
-    """Returns tasks with a live attempt, the longest running first."""
-    return [_QueuedSpec(row.spec_digest, row.user_name, 0) for row in connection.execute(_UNDER_WAY, {"most": most})]
+def _under_way(connection: Connection, most: int) -> list[str]:
+    """Returns the digests of specs with a live attempt, the longest running first."""
+    return list(connection.execute(_UNDER_WAY, {"most": most}).scalars())
 
 
 def _image(environment: EnvironmentSpec) -> tuple[str | None, ...]:

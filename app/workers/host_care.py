@@ -190,7 +190,7 @@ def prefetcher(settings: Settings, database: Database) -> Prefetcher:
     store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
 
     def queue(far: bool) -> list[EnvironmentSpec]:
-        return [need.environment for need in upcoming.needs(MOST if far else _NEAR)]
+        return upcoming.needs(MOST if far else _NEAR)
 
     def fetch(bundle: Bundle) -> bytes:
         return fetch_bundle(store, bundle)

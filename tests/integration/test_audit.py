@@ -211,11 +211,6 @@ def too_many(count: int, **quota: int) -> Break:
     return fault
 
 
-def a_binding(database: Database, *line: str) -> None:
-    names = ("limit_name", "user_name", "mode", "resource_class")
-    insert(database, "bindings", **dict(zip(names, line, strict=True)), since=ago(600))
-
-
 def in_grading(database: Database, *, grader: UUID | None = None, **values: object) -> UUID:
     """An attempt whose agent has ended, with its row in `gradings`; one that a grader has, has no lease yet."""
     task_id = pending(database, mode="persistent", state="running", attempts=1)
@@ -280,8 +275,6 @@ MENDED: list[tuple[str, Break]] = [
     ("task.waits_for_nothing", lambda db: a_wait_for(db, "failed")),
     ("task.cancelled_yet_waiting", lambda db: pending(db, cancel_requested_at=ago(600))),
     ("hold.orphan", a_hold_of_a_dead_attempt),
-    ("binding.nobody_waits", lambda db: a_binding(db, "slots:ephemeral.standard", "alice", "ephemeral", "standard")),
-    ("binding.nobody_waits", lambda db: a_binding(db, "pause:run:gone", "*", "*", "*")),
 ]
 REPORTED: list[tuple[str, Break]] = [
     (
