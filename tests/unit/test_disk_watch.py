@@ -46,9 +46,13 @@ def test_the_largest_on_a_full_disk_is_not_ended_as_one_that_took_more_than_it_m
     assert (small.ended, large.ended) == (None, HostDiskFull)
 
 
-def test_who_makes_more_files_than_it_may_is_ended(watch: DiskWatch) -> None:
-    most = files_within(100)
-    within, over = Writer("within", lambda: DiskUsage(0, most)), Writer("over", lambda: DiskUsage(0, most + 1))
+@pytest.mark.parametrize(
+    ("most", "more"),
+    [(DiskUsage(100), DiskUsage(101)), (DiskUsage(0, files_within(100)), DiskUsage(0, files_within(100) + 1))],
+    ids=["bytes", "files"],
+)
+def test_who_writes_more_than_it_may_is_ended(watch: DiskWatch, most: DiskUsage, more: DiskUsage) -> None:
+    within, over = Writer("within", lambda: most), Writer("over", lambda: more)
     watch.watch(within, 100)
     watch.watch(over, 100)
     watch.check()

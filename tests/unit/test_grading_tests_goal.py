@@ -460,6 +460,14 @@ GIT binary patch
     assert touched_files("--- a/../../etc/passwd\n+++ b//etc/passwd\n") == [], "no path leads out of the repository"
 
 
+def test_a_rows_own_markers_stay_inside_ours() -> None:
+    start, end = ">>>>> MegaFlow 77 start", ">>>>> MegaFlow 77 end"
+    own = "+ : '>>>>> Start Test Output'\nPASSED a\n+ : '>>>>> End Test Output'"
+    text = f"noise\n{start}\n{own}\n{end} 0\nmore\n{end} 0\nafter"
+    assert TestRun("77", text.encode(), 0).judged == f"{own}\n{end} 0\nmore"
+    assert TestRun("77", text.partition(end)[0].encode(), None).judged == f"{own}\n"
+
+
 class Resolves:
     """In place of the libraries: all is well."""
 

@@ -33,6 +33,7 @@ def test_capabilities_are_the_engines_without_ours_and_none_is_inheritable() -> 
     sets = configuration(plan())["process"]["capabilities"]
     assert set(sets) == {"bounding", "effective", "permitted"}
     assert {name.removeprefix("CAP_") for name in sets["bounding"]} == set(ENGINE_CAPABILITIES) - set(CAP_DROP)
+    assert configuration(plan())["process"]["noNewPrivileges"] is True
 
 
 def test_every_namespace_is_its_own() -> None:
