@@ -14,6 +14,7 @@ from uuid import UUID
 import pytest
 
 from app import evaluation
+from app.datasets.selection import Selection
 from app.environments import listing
 from app.environments.contract import Environment, Tags
 from app.environments.pool import EnvironmentPool
@@ -289,7 +290,9 @@ def test_what_is_left_behind_is_found(database: Database, thing: dict[str, Any] 
 
 def _claim(database: Database, job: Job, settings: Settings) -> Claim:
     kind, mode = EnvironmentKind.LOCAL, Mode.EPHEMERAL
-    submission = Submission(dataset="demo", agent="oracle", environment=kind, mode=mode, only=("order-ledger",))
+    submission = Submission(
+        dataset="demo", agent="oracle", environment=kind, mode=mode, selection=Selection(only=("order-ledger",))
+    )
     (spec,) = evaluation.specs_of(submission, settings)
     soon = datetime.now(UTC) + timedelta(minutes=5)
     insert(database, "leases", attempt_id=job.attempt_id, instance_id=job.instance_id, expires_at=soon)
