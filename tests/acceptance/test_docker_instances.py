@@ -50,7 +50,9 @@ def stack(worker_image: str) -> Iterator[Stack]:
 
 def test_the_worker_image_brings_mini_swe_agent_with_it(stack: Stack) -> None:
     model = ModelChoice(name="replay")
-    (result,) = stack.submit(only=("access-log-report",), agent="mini-swe-agent", model=model).results(timeout=120)
+    (result,) = stack.submit(selection={"only": ("access-log-report",)}, agent="mini-swe-agent", model=model).results(
+        timeout=120
+    )
     assert result.reward == 1.0
     assert result.end_reason is EndReason.SUBMITTED
     assert result.attempt is not None
@@ -60,7 +62,7 @@ def test_the_worker_image_brings_mini_swe_agent_with_it(stack: Stack) -> None:
 
 
 def test_a_verdict_comes_from_a_grader_in_a_container(stack: Stack) -> None:
-    (result,) = stack.submit(only=("pytoolz__toolz-1",)).results(timeout=300)
+    (result,) = stack.submit(selection={"only": ("pytoolz__toolz-1",)}).results(timeout=300)
     assert result.reward == 1.0
     (grader,) = stack.rows("SELECT id, provider FROM instances WHERE mode = 'grading'")
     assert (grader.provider, grader.id in stack.provider.alive()) == ("docker", True)

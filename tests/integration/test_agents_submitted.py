@@ -9,6 +9,7 @@ import pytest
 
 from app import evaluation
 from app.client import MegaFlow
+from app.datasets.selection import Selection
 from app.errors import SettingsInvalid, UnknownName
 from app.evaluation import Submission, demo_tasks
 from app.ledger.accept import Accepted
@@ -60,12 +61,16 @@ def _task(settings: Settings, kind: EnvironmentKind = EnvironmentKind.LOCAL) -> 
 def test_an_agent_of_a_manifest_is_submitted_like_ours(settings: Settings, flow: MegaFlow) -> None:
     handle = flow.enqueue(_task(settings), agent="sketch", model=MODEL)
     assert one(flow.database, "SELECT agent FROM tasks WHERE id = :t", t=handle.task_id).agent == "sketch"
-    (spec,) = evaluation.specs_of(Submission(dataset="demo", agent="sketch", model=MODEL, limit=1), settings)
+    (spec,) = evaluation.specs_of(
+        Submission(dataset="demo", agent="sketch", model=MODEL, selection=Selection(limit=1)), settings
+    )
     assert (spec.agent, spec.model, spec.task.environment.tools) == ("sketch", MODEL, ())
 
 
 def test_one_that_acts_inside_is_found_by_its_worker(settings: Settings) -> None:
-    (spec,) = evaluation.specs_of(Submission(dataset="demo", agent="within", model=MODEL, limit=1), settings)
+    (spec,) = evaluation.specs_of(
+        Submission(dataset="demo", agent="within", model=MODEL, selection=Selection(limit=1)), settings
+    )
     environment = spec.task.environment
     assert (environment.tools, environment.network) == (("within",), Network.MODEL_ONLY)
     here = services.build(settings, pooled=True, max_idle=0)
@@ -76,7 +81,9 @@ def test_one_that_acts_inside_is_found_by_its_worker(settings: Settings) -> None
 
 
 def test_all_are_those_with_a_model(settings: Settings) -> None:
-    specs = evaluation.specs_of(Submission(dataset="demo", agent="all", model=MODEL, limit=1), settings)
+    specs = evaluation.specs_of(
+        Submission(dataset="demo", agent="all", model=MODEL, selection=Selection(limit=1)), settings
+    )
     assert {spec.agent for spec in specs} == {
         *("mini-swe-agent", "claude-code", "qwen-code", "openhands"),
         *("sketch", "within"),

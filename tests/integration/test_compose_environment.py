@@ -16,6 +16,7 @@ import pytest
 from app.artifacts.bundles import pack
 from app.datasets.base import Reading
 from app.environments.networks import firewall
+from app.environments.networks.addresses import admissible
 from app.environments.runtimes.auto import AutoProvider
 from app.environments.runtimes.compose import resources as compose_resources
 from app.environments.runtimes.compose.environment import ComposeEnvironment
@@ -34,6 +35,7 @@ from app.errors import (
 from app.grading import grader_for
 from app.grading.base import GradingInput
 from app.host.engine import Engine
+from app.models.hosts import AllowedHosts
 from app.models.spec import (
     Bundle,
     Compose,
@@ -546,3 +548,19 @@ def test_an_end_in_the_middle_of_a_reset_leaves_nothing(create: Create, engine: 
     environment._start_again = ended_before_they_start
     assert not environment.reset().clean
     assert left(engine, settings) == []
+
+
+def test_what_main_wrote_is_kept_by_its_end_however_much_it_is(create: Create) -> None:
+    lots = "command: [sh, -c, 'echo begun; yes | head -c 6000000; echo done; touch /up; sleep 60']"
+    environment = create(f"services: {{main: {{image: BASE, {lots}, healthcheck: {{test: test -e /up}}}}}}")
+    found = environment.logs()["main"]
+    assert len(found) == 2 << 20
+    assert found.endswith(b"y\ndone\n")
+    environment.run("rm /var/tmp/.service.log; mkfifo /var/tmp/.service.log", timeout_s=20)
+    assert environment.logs() == {}
+
+
+def test_a_projects_addresses_are_no_public_ones() -> None:
+    """An allowed name that leads to one is refused as one that leads to any other machine of ours."""
+    for one in (compose_resources.RANGE[1], compose_resources.RANGE[-2]):
+        assert not admissible(one, "example.org", 443, AllowedHosts(("example.org",)))

@@ -226,3 +226,11 @@ async def test_who_hangs_up_before_the_tokens_are_told_has_had_an_answer_all_the
         told_all = TokenUse(prompt=1, completion=1)
         assert _estimated(kept, told_all) == told_all
         assert _estimated(replace(kept, end=CallEnd.CLIENT_GONE, detail="it takes nothing"), TokenUse()).total
+
+
+async def test_a_number_without_end_is_the_callers_and_no_fault_of_ours(make_settings: MakeSettings) -> None:
+    async with fixture(make_settings()) as g:
+        data = json.dumps(request(Dialect.CHAT))[:-1] + ', "tools": [{}], "seed": ' + "1" * 400 + "}"
+        await g.post(data=data.encode())
+        await g.notes.until(1)
+        assert g.notes.last.end is not CallEnd.UPSTREAM_ERROR, g.notes.last.detail

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from app import evaluation
+from app.datasets.selection import Selection
 from app.errors import StaleWriter
 from app.evaluation import Submission
 from app.grading import grader_for
@@ -310,7 +311,7 @@ def graded_apart(number: int) -> TaskSpec:
 
 
 def of_the_oracle(database: Database, settings: Settings) -> Claim:
-    asked = {"dataset": "demo", "agent": "oracle", "only": ("pallets__itsdangerous-1",)}
+    asked = {"dataset": "demo", "agent": "oracle", "selection": Selection(only=("pallets__itsdangerous-1",))}
     specs = evaluation.specs_of(Submission(**asked, environment=EnvironmentKind.LOCAL), settings)
     return claim_of(database, accept(database, NewRun(specs=specs)))
 

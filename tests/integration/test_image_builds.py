@@ -16,7 +16,7 @@ from app.host import disk_watch
 from app.host.engine import Engine, engine_of
 from app.images import references
 from app.images.build import Builder
-from app.images.build_limits import BuildLimits
+from app.images.build_limits import BuildLimits, BuildWatch
 from app.images.build_logs import BuildLogs
 from app.images.engine_registry import Registries
 from app.images.image_index import disk_of
@@ -180,3 +180,20 @@ def wait_for_the_end_of(engine: Engine, sleeping: str) -> None:
             return
         time.sleep(0.2)
     pytest.fail("the step still runs")
+
+
+def test_a_line_that_a_step_prints_bounds_no_container_of_others(settings: Settings, engine: Engine) -> None:
+    watch = BuildWatch(engine, "build x", PLENTY, settings.home / "turns", lambda: None)
+    kinds = {"ours": {"mem_limit": PLENTY.memory_bytes, "cpu_quota": PLENTY.parameters["cpuquota"]}, "theirs": {}}
+    made = {}
+    try:
+        for name, limits in kinds.items():
+            host = engine.api.create_host_config(**limits)
+            made[name] = engine.api.create_container(settings.base_image, command=["true"], host_config=host)["Id"]
+            watch.read_line("Step 1/2 : RUN true\n")
+            watch.read_line(f" ---> Running in {made[name][:12]}\n")
+        bounds = {name: engine.api.inspect_container(one)["HostConfig"]["PidsLimit"] for name, one in made.items()}
+        assert bounds == {"ours": PLENTY.pids, "theirs": None}
+    finally:
+        for one in made.values():
+            engine.remove(one)

@@ -291,3 +291,20 @@ async def test_accounts_agree_with_the_ledger_and_survive_the_gateway(database: 
         assert (account.calls, account.turns) == (5, 3)
         recorder.record(an_exchange(session, tools=()))
         assert (await recorder.account(session)).turns == 3
+
+
+async def test_what_postgres_has_no_room_for_is_kept_all_the_same(database: Database) -> None:
+    session = a_session()
+    strange = an_exchange(session, {"role": "user", "content": "a\0b"}, said="c\0d", detail="e\0f \udc80")
+    halves = replace(an_exchange(session), id=new_id(), request=strange.request.replace(b"a\\u0000b", b"\\ud83d \xff"))
+
+    async with recording(database) as recorder:
+        recorder.record(strange)
+        recorder.record(halves)
+        await recorder.flush(session.attempt_id)
+
+    found, other = calls_of(database, session)
+    assert found.messages[0]["content"] == "a\0b"
+    assert found.reply == {"role": "assistant", "content": "c\0d"}
+    assert found.detail == "e\ufffdf ?"
+    assert other.messages[0]["content"].startswith("? ")

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from app.control.calendar import Calendar
+from app.datasets.selection import Selection
 from app.errors import SpecInvalid
 from app.evaluation import Submission
 from app.ledger import results, schedules, users
@@ -42,14 +43,13 @@ def test_every_option_is_kept_as_a_submission_would_have_it(megaflow: CommandLin
         agent="nop,oracle",
         replicas=2,
         max_running=4,
-        limit=3,
         model=ModelChoice(
             name="m",
             base_url="http://127.0.0.1:9/v1",
             side_models=("s",),
             sampling=Sampling(temperature=0.2, top_p=0.9, max_tokens=512, seed=7),
         ),
-        only=("csv-to-jsonl",),
+        selection=Selection(only=("csv-to-jsonl",), limit=3),
         name="nightly",
         user_name="alice",
         priority=7,

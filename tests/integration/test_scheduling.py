@@ -249,7 +249,7 @@ def test_the_wait_after_a_fault_doubles_up_to_its_cap_and_is_at_least_half_of_it
 
 
 def _due_schedule(database: Database, *, misfire: str = "skip", since_s: float = 90.0, dataset: str = "demo") -> None:
-    submission = {"agent": "nop", "mode": "ephemeral", "limit": 1}
+    submission = {"agent": "nop", "mode": "ephemeral", "selection": {"limit": 1}}
     schedules.add(database, name="nightly", cron="* * * * *", dataset=dataset, submission=submission, misfire=misfire)
     write(database, "UPDATE schedules SET settled_until = clock_timestamp() - make_interval(secs => :s)", s=since_s)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -147,3 +148,26 @@ def test_what_is_no_tar_is_refused_and_the_connection_goes_on(client: SessionCli
 
 def test_files_whose_size_is_not_known_before_are_read_to_their_end(client: SessionClient) -> None:
     assert b"\nPid:" in client.get("/proc/self/status")
+
+
+@pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.FIFOTYPE])
+def test_what_no_task_needs_is_refused(client: SessionClient, tmp_path: Path, kind: bytes) -> None:
+    with pytest.raises(SpecInvalid, match="expected a file"):
+        client.put_tree(tar_of(member("x", type=kind)), str(tmp_path))
+
+
+def test_a_read_only_folder_can_be_filled_first(client: SessionClient, tmp_path: Path) -> None:
+    def fill(tar: tarfile.TarFile) -> None:
+        member("locked/", type=tarfile.DIRTYPE, mode=0o555)(tar)
+        member("locked/x", b"x", mode=0o4711)(tar)
+
+    client.put_tree(tar_of(fill), str(tmp_path))
+    assert stat.S_IMODE((tmp_path / "locked").stat().st_mode) == 0o555
+    assert stat.S_IMODE((tmp_path / "locked/x").stat().st_mode) == 0o711, "no set-uid from an archive"
+
+
+def test_more_than_the_limit_is_not_taken(client: SessionClient, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"x" * 1001)
+    with pytest.raises(EnvironmentFailed, match="at most 1000"):
+        client.get(f"{tmp_path}/x", limit_bytes=1000)
+    assert len(client.get(f"{tmp_path}/x", limit_bytes=1001)) == 1001

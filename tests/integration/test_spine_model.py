@@ -16,6 +16,7 @@ import zstandard
 
 from app import evaluation
 from app.agents.base import Agent, AgentJob, AgentReport
+from app.datasets.selection import Selection
 from app.errors import (
     AgentFailed,
     EnvironmentFailed,
@@ -144,7 +145,11 @@ async def fixture(make_settings: MakeSettings) -> AsyncIterator[Fixture]:
 
 def a_claim(database: Database, settings: Settings) -> Claim:
     wanted = Submission(
-        dataset="demo", agent="oracle", environment=EnvironmentKind.LOCAL, mode=Mode.PERSISTENT, only=("order-ledger",)
+        dataset="demo",
+        agent="oracle",
+        environment=EnvironmentKind.LOCAL,
+        mode=Mode.PERSISTENT,
+        selection=Selection(only=("order-ledger",)),
     )
     (spec,) = evaluation.specs_of(wanted, settings)
     spec = spec.model_copy(update={"model": ModelChoice(name=MODEL)})

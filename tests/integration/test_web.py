@@ -674,3 +674,21 @@ def test_a_user_sees_no_limits_of_others(web: Web) -> None:
         assert "model_requests:user:bob" not in shown
         assert "bob" not in alice.get("/models").text
         assert "model_requests:user:alice" in shown
+
+
+def test_names_and_numbers_beyond_all_bounds_are_refused_in_words(web: Web) -> None:
+    run = accepted(web.database, 1)
+    task = a_task().model_dump(mode="json")
+    with web.user("bob", Scope.SUBMIT) as bob:
+        assert bob.get("/api/v1/events", params={"task": "a/" * 500, "follow": "false"}).status_code == 404
+        for changes in ({"agent": "x" * 1_000_000}, {"idempotency_key": "k" * 100_000}, {"max_running": 10**30}):
+            found = bob.post("/api/v1/runs", json={"tasks": [task], "agent": "nop", **changes})
+            assert (found.status_code, len(found.text) < 2000) == (422, True)
+        far = bob.post("/api/v1/runs", json={"tasks": [task], "agent": "nop", "available_at": "9999-12-31T23:59:59Z"})
+        assert (far.status_code, "ten years" in far.text) == (422, True)
+        task["environment"]["tools"] = ["../../../etc"]
+        path = bob.post("/api/v1/runs", json={"tasks": [task], "agent": "nop"})
+        assert (path.status_code, "tools" in path.text) == (422, True)
+    with web.user() as client:
+        assert client.get(f"/runs/{run.run_id}/at/{'9' * 30}/1").status_code == 404
+        assert client.get(f"/runs/{run.run_id}/at/0/{'9' * 5000}").status_code == 404

@@ -144,3 +144,12 @@ def test_a_database_that_stands_still_is_an_error_within_ten_seconds(web: Web) -
         assert (found.status_code, error_of(found)[0], took_s < 10) == (503, "DatabaseUnavailable", True), took_s
         assert client.get("/api/v1/runs").status_code == 200
     database.close()
+
+
+def test_what_is_no_address_is_refused_before_signing_in(web: Web) -> None:
+    with web.stranger(raise_server_exceptions=False) as client:
+        found = client.get("/sign-in?next=//%5Bx")
+        assert (found.status_code, 'value="/"' in found.text) == (200, True)
+        assert client.get("/sign-in?next=/runs?a=//%5Bx").status_code == 200
+        assert client.get("/sign-in", headers={"host": "["}).status_code == 421
+        assert client.post("/sign-in", data={"token": "x"}, headers={"origin": "http://["}).status_code == 403
