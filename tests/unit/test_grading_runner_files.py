@@ -168,7 +168,11 @@ def patch(path: str, *added: str, removed: str = "") -> str:
         "from unittest import mock",
         *("import pluggy", "__import__('pytest').xfail('later')", "raise import_module('pytest').xfail.Exception"),
         *("sys.meta_path.insert(0, Finder)", "sys.setprofile(look)", "ast.parse = parse", "os.dup2(one, two)"),
-        *("for m in list(sys.modules.values()):", "any(x for m in sys.modules for x in m)", "__import__('_py' + 'test')"),
+        *(
+            "for m in list(sys.modules.values()):",
+            "any(x for m in sys.modules for x in m)",
+            "__import__('_py' + 'test')",
+        ),
         """kind = getattr(m, "Test" + "Report", None)""",
         *("raise _ShouldStop", "TextTestResult.addFailure = print", "_Outcome.testPartExecutor = quiet"),
     ],

@@ -544,12 +544,3 @@ def test_an_unknown_parser_and_an_empty_list_of_tests_are_refused() -> None:
         refused = TestsGoal(base_commit="b", test_patch="", test_command="c", pass_to_pass=(), **changes)
         with pytest.raises(GradingFailed):
             grader_for(refused)
-
-
-def test_a_rows_own_markers_stay_inside_ours() -> None:
-    start, end = ">>>>> MegaFlow 77 start", ">>>>> MegaFlow 77 end"
-    own = "+ : '>>>>> Start Test Output'\nPASSED a\n+ : '>>>>> End Test Output'"
-    text = f"noise\n{start}\n{own}\n{end} 0\nmore\n{end} 0\nafter"
-    assert TestRun("77", text.encode(), 0).judged == f"{own}\n{end} 0\nmore"
-    assert TestRun("77", text.partition(end)[0].encode(), None).judged == f"{own}\n"
-    assert TestRun("77", b"no markers at all", 0).judged == ""
