@@ -136,7 +136,7 @@ def run_page(story: RunStory) -> RenderableType:
     if story.comes_after:
         parts.append(f"now it {story.comes_after}")
     if story.delayed:
-        parts.append(f"now {story.delayed} task(s) wait for the time of their retry")
+        parts.append(f"now {story.delayed} task(s) wait until their delay is over")
     if story.phases:
         parts += ["", _spreads(story)]
     if story.waits:

@@ -73,6 +73,9 @@ def submit(
         say(f"run {run.id}: {counted(len(run.handles), 'task')} accepted")
         task_results = follow(flow, [run], timeout=timeout)
         report(flow, [run], task_results, json=json)
+        lost = sum(one.state is TaskState.FAILED for one in task_results)
+        if lost:
+            say(f"{counted(lost, 'task')} without a score: `megaflow diagnose {str(run.id)[-12:]}` says why")
     if all(one.state is TaskState.FAILED for one in task_results):
         raise typer.Exit(1)
 

@@ -64,6 +64,8 @@ def parsed(text: str, adapters: Mapping[str, RowAdapter] = ADAPTERS) -> DatasetA
 
     Raises: DatasetUnknown: neither a known name nor an existing path.
     """
+    if not text.strip():
+        raise DatasetUnknown(f"expected a dataset: {_ACCEPTED}; found an empty text")
     left, equals, right = text.partition("=")
     name_match = _NAMED.fullmatch(left)
     if equals and name_match is not None and not Path(text).expanduser().exists():

@@ -23,6 +23,8 @@ _JUDGED = (
 """Further texts that differ between verdicts of one kind."""
 _SUSPECT = "suspect"
 _MOST_EXAMPLES = 3
+_MOST_SHOWN = 600
+"""Characters of a message: the reason stands at the end of many."""
 
 
 class FailureGroup(Wire):
@@ -86,7 +88,7 @@ def _group(key: tuple[str, str, str, str], rows: Sequence[ReportRow]) -> Failure
         end_reason=end_reason,
         error=error,
         phase=phase,
-        line=_first_line(_message(rows[0]))[:160],
+        line=_first_line(_message(rows[0]))[:_MOST_SHOWN],
         hosts=dict(sorted(hosts.items(), key=lambda item: -item[1])[:5]),
         images=dict(sorted(images.items(), key=lambda item: -item[1])[:5]),
         examples=tuple(str(row.task_id) for row in rows[:_MOST_EXAMPLES]),

@@ -218,7 +218,9 @@ def _in_line(
     state = limiting_factors.state(connection, settings)
     queue = queue_of_task(row)
     if row.run_id in state.paused:
-        return CurrentState("its run is paused", since, tuple(state.factors(queue, row.run_id)))
+        bounds = state.factors(queue, row.run_id)
+        paused_at = next((one.since for one in bounds if one.since is not None), None)
+        return CurrentState("its run is paused", max(since, paused_at or since), tuple(bounds))
     if not row.in_line and row.available_at >= _PAUSED_AT:
         return CurrentState("put off by a pause that is over: back in line with the next pass", since)
     if row.available_at > row.now:

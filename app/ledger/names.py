@@ -33,8 +33,10 @@ def find(database: Database, kind: str, name: str, *, user_name: str | None = No
     with database.begin() as connection:
         lookup = NameLookup(connection, user_name)
         target = lookup.run(name) if kind == "runs" else lookup.task(name)
-        is_run = target is None and kind == "tasks" and lookup.run_or_none(name) is not None
-    if is_run:
+        is_other = target is None and (lookup.task(name) if kind == "runs" else lookup.run_or_none(name)) is not None
+    if is_other and kind == "runs":
+        raise UnknownName(f"{name!r} is a task, expected a run; `megaflow show {name}` names its run")
+    if is_other:
         raise UnknownName(f"{name!r} is a run, expected a task; `megaflow status {name}` lists its tasks")
     if target is None:
         kin = kind.removesuffix("s")

@@ -145,7 +145,7 @@ def test_a_pause_is_named_with_its_reason_and_the_way_out(database: Database, as
     (found,) = asking.now(task_id).bounds
     assert (found.limit, found.help) == (f"pause:run:{run_id}", f"megaflow resume {run_id}")
     assert found.why == "disk is full"
-    assert found.since is not None
+    assert asking.now(task_id).since == found.since, "since the pause, not since the submission"
     pauses.resume(database, "night")
     assert asking.limits(task_id) == []
 

@@ -34,6 +34,8 @@ def test_a_paused_runs_tasks_leave_the_line_and_come_back(database: Database) ->
     running = a_task(database, run_id, state="running")
     other = a_task(database, a_run(database, name="day"))
 
+    with pytest.raises(UnknownName, match="is a task, expected a run; `megaflow show"):
+        pauses.pause(database, str(running))
     change = pauses.pause(database, "night")
 
     assert (change.changed, change.waiting, change.run_id) == (True, 2, run_id)

@@ -80,6 +80,7 @@ def test_a_variable_of_ours_is_no_key() -> None:
         (404, b"Not Found", CallEnd.REFUSED),
         (404, b'{"message": "The model `m-1` does not exist."}', CallEnd.NOT_FOUND),
         (400, b'{"error": {"code": "model_not_found", "message": "x"}}', CallEnd.NOT_FOUND),
+        (404, b'{"error": {"code": "recording_unknown", "message": "x"}}', CallEnd.NOT_FOUND),
         (404, b'{"error": {"code": "recording_miss", "message": "model m-1"}}', CallEnd.REFUSED),
         (401, b'{"error": {"message": "no"}}', CallEnd.UNAUTHORISED),
         (403, b"", CallEnd.UNAUTHORISED),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from app.cli import cli
-from app.errors import SpecInvalid
+from app.datasets.source import parsed
+from app.errors import DatasetUnknown, SpecInvalid
 from app.evaluation import Submission
 from app.ledger.accept import NewRun, _check
 
@@ -28,6 +30,7 @@ def test_a_number_out_of_its_range_is_a_usage_error(words: str) -> None:
     [
         NewRun([], name="a\tb"),
         NewRun([], name="latest"),
+        NewRun([], name="--dry-run"),
         NewRun([], name="x" * 201),
         NewRun([], user_name=" "),
         NewRun([], user_name="a\nb"),
@@ -37,6 +40,16 @@ def test_a_number_out_of_its_range_is_a_usage_error(words: str) -> None:
 def test_the_api_refuses_names_and_numbers_that_nothing_can_hold(run: NewRun) -> None:
     with pytest.raises(SpecInvalid):
         _check(run)
+
+
+def test_an_option_without_its_value_takes_no_other_option_for_it() -> None:
+    with pytest.raises(ValidationError, match="does not begin with '-'"):
+        CliRunner().invoke(cli, ["submit", "demo", "-a", "nop", "--name", "--dry-run"], catch_exceptions=False)
+
+
+def test_an_empty_dataset_is_not_the_folder_of_the_caller() -> None:
+    with pytest.raises(DatasetUnknown, match="found an empty text"):
+        parsed(" ")
 
 
 def test_a_schedule_keeps_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

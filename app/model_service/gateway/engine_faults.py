@@ -67,6 +67,7 @@ def fault_of_error(error: Exception, patience_s: float) -> EngineFault:
 
 
 BUSY = frozenset({429, 503, 529})
+_NO_SUCH_MODEL = ("model_not_found", "recording_unknown", "scenario_unknown")
 _TOO_LONG = re.compile(
     r"context_length_exceeded|maximum context length|prompt is too long|context window|context limit"
     r"|longer than the model's context|available context size|maximum allowed (?:input )?length|input is too long"
@@ -126,7 +127,7 @@ def unknown_model(status: int, error: EngineMessage, model: str) -> bool:
     if status not in {400, 404} or error.code == "recording_miss":
         return False
     named = status == 404 and "model" in error.message.lower() and model in error.message
-    return error.code == "model_not_found" or named
+    return error.code in _NO_SUCH_MODEL or named
 
 
 def no_such_path(status: int, content: bytes, model: str) -> bool:
