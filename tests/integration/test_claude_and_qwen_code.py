@@ -19,13 +19,19 @@ from app.models.endings import EndReason
 from app.models.shell import InteractiveProgram, Shell
 from app.models.spec import Limits
 from megaflow.contract.agents.trial import KEY, NeverCancelled, TrialStage
-from tests.integration.inside_fixture import SEEN, engine, kept_tools, look_inside, settings, stage
+from tests.integration.inside_fixture import ENV_SCENE, SEEN, engine, kept_tools, look_inside, settings, stage
 
 __all__ = ["engine", "settings", "stage"]
 
 pytestmark = [pytest.mark.agents, pytest.mark.docker, pytest.mark.extra]
 
 LIMITS = Limits(agent_timeout_s=300, command_timeout_s=30, max_steps=5)
+SCENES = {
+    "look": ENV_SCENE,
+    "words": "[{thought: I think that it is fine}]",
+    "slow": "[{command: 'echo begun; sleep 600; echo never'}, {submit: true}]",
+    "quick": "[{submit: true}]",
+}
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ def test_services_start_in_the_order_of_their_needs_and_the_agent_finds_them_rea
         ("command: [no-such-program]", ["no-such-program"]),
         (
             "command: [sleep, '60'], "
-            "healthcheck: {test: 'echo still cold; false', interval: 0.2s, timeout: 1s, retries: 2}",
+            "healthcheck: {test: 'echo still cold; false', interval: 0.2s, timeout: 10s, retries: 2}",
             ["'db' is unhealthy", "still cold"],
         ),
         (

@@ -23,6 +23,13 @@ from tests.unit.folder_shell import FolderShell
 __all__ = ["engine"]
 
 LIMITS = Limits(agent_timeout_s=90, command_timeout_s=30, max_steps=10)
+SCENES = {
+    "look": r"""[{thought: Let me look, command: "cat cart.py && env > seen.txt && pwd"},
+      {thought: A bash-only test that fails, command: "[[ -f nothing ]] || { echo to-stderr >&2; exit 3; }"},
+      {thought: Off by one, command: "sed -i 's/items.:-1./items/' cart.py && git diff"},
+      {thought: Done., submit: true}]""",
+    "words": "[{thought: one}, {thought: two}, {thought: three}]",
+}
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ A real registry, a real store, real environments.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from app.images.references import built_for_all, key_of
 from app.images.unpacked_images import OciImages
 from app.models.spec import Build, Bundle, Compose, EnvironmentSpec
 from app.settings import Settings
-from megaflow.contract.environments.fixture import tar_of
+from megaflow.contract.environments.fixture import sweep_all, tar_of
 from tests.integration.docker_fixture import tags_of
 from tests.integration.test_images import age
 from tests.integration.test_oci_images import packed, push_image
@@ -49,8 +49,19 @@ def settings(oci_settings: Settings, oci_cache: Path) -> Settings:
 
 
 @pytest.fixture
+def provider(settings: Settings) -> Iterator[OciProvider]:
+    made = provider_of(settings)
+    yield made
+    sweep_all(settings)
+
+
+@pytest.fixture
 def cache(settings: Settings) -> ImageCache:
     return ImageCache(settings, fresh_s=0.0)
+
+
+def provider_of(settings: Settings) -> OciProvider:
+    return OciProvider(settings, fetch_bundle=lambda _: b"")
 
 
 @pytest.fixture

@@ -11,13 +11,16 @@ from app.agents.installation import Installer
 from app.agents.openhands.adapter import OpenHands
 from app.models.spec import Limits
 from megaflow.contract.agents.trial import TrialStage
-from tests.integration.inside_fixture import SEEN, engine, kept_tools, look_inside, settings, stage
+from tests.integration.inside_fixture import ENV_SCENE, SEEN, engine, kept_tools, look_inside, settings, stage
 
 __all__ = ["engine", "settings", "stage"]
 
 pytestmark = [pytest.mark.agents, pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(900)]
 
 LIMITS = Limits(agent_timeout_s=600, command_timeout_s=60, max_steps=10)
+SCENES = {
+    "look": ENV_SCENE,
+}
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from app.models.endings import EndReason
 from app.models.spec import Limits
 from megaflow.contract.agents.trial import KEY, STARTED, NeverCancelled, TrialStage
 from tests.integration.inside_fixture import (
+    ENV_SCENE,
     SEEN,
     engine,
     kept_tools,
@@ -32,6 +33,12 @@ pytestmark = [pytest.mark.agents, pytest.mark.docker, pytest.mark.extra]
 STAND_IN = Path(__file__).parents[1] / "stand_ins" / "swe_agent"
 CHECKOUT = os.environ.get("MEGAFLOW_SWE_AGENT_SOURCE")
 LIMITS = Limits(agent_timeout_s=300, command_timeout_s=30, max_steps=5)
+SCENES = {
+    "look": ENV_SCENE,
+    "words": "[{thought: I am only talking}, {thought: and on}, {thought: and on}, {thought: and on}]",
+    "slow": "[{command: 'sleep 60'}, {command: 'sleep 60'}, {command: 'sleep 60'}, {submit: true}]",
+    "leaves": "[{command: 'echo x > new.txt; exit 3'}, {submit: true}]",
+}
 
 
 def cloned(folder: Path, into: Path) -> str:
