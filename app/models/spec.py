@@ -52,8 +52,8 @@ def _plain(value: str) -> str:
 def _label(value: str) -> str:
     if not value.isprintable() or len(value) > _MOST_LABEL:
         raise ValueError(f"expected at most {_MOST_LABEL} printable characters, found {value[:_MOST_LABEL]!r}")
-    if value.startswith("-"):  # on a command line it would be an option
-        raise ValueError(f"expected a name that does not begin with '-', found {value!r}")
+    if value.startswith("-"):
+        raise ValueError(f"expected a name that does not begin with '-', as options do, found {value!r}")
     return value
 
 
