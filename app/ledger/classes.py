@@ -231,7 +231,7 @@ def remove_class(database: Database, name: str) -> None:
         if left.tasks or left.instances:
             raise LimitInvalid(
                 f"expected nothing of class {name!r} to be left, found {left.tasks} task(s) that have not ended and"
-                f" {left.instances} live instance(s); try `megaflow cancel` and `megaflow drain --class {name}`,"
+                f" {left.instances} live instance(s); try `megaflow cancel` and `megaflow drain INSTANCE`,"
                 f" then again; nothing was changed"
             )
         events.append(connection, Fact("class.removed", data={"class": name}))
