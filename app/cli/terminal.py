@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import sys
 import termios
@@ -34,8 +33,11 @@ def is_there() -> bool:
 
 def size() -> tuple[int, int]:
     """Returns the terminal's rows and columns; 24 and 80 if they are unknown."""
-    cells = shutil.get_terminal_size((80, 24))
-    return cells.lines, cells.columns
+    try:
+        cells = os.get_terminal_size(_KEYBOARD)
+    except OSError:
+        return 24, 80
+    return (cells.lines, cells.columns) if cells.lines and cells.columns else (24, 80)
 
 
 def lend(stream: InteractiveProgram, *, until: float) -> int | None:

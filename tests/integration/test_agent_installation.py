@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from app.agents.framework import FrameworkBundle
-from app.agents.installation import Installer, require
+from app.agents.installation import Installer, Needs, require
 from app.environments import provider_for
 from app.environments.contract import Environment
 from app.environments.tools import tool_inside
@@ -293,7 +293,7 @@ def environment(
 @pytest.mark.docker
 def test_bundles_run_inside(environment: Environment, python: FrameworkBundle, npm: FrameworkBundle) -> None:
     for bundle in (python, npm):
-        require(environment, bundle)
+        require(environment, bundle.name, Needs.of(bundle))
     place = tool_inside(EnvironmentKind.DOCKER, python.name, python.folder)
     told = environment.run(f"{place}/bin/python3 -c 'import six, ssl, sqlite3; print(six.__file__)'", timeout_s=60)
     assert told.text().startswith(f"{place}/python/lib")

@@ -24,7 +24,7 @@ from app.ledger.stream import EventFilter
 from tests.integration.rows import kill_sessions, write
 from tests.waiting import eventually, in_background
 
-_EVENTS = "import typer; from app.cli import events; c = typer.Typer(); events.register(c); c()"
+_EVENTS = "import typer; from app.cli.events import events; typer.run(events)"
 
 
 def tell(
@@ -150,7 +150,7 @@ def command(database: Database, home_folder: Path) -> Iterator[Callable[..., sub
 
     def start(*words: str) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
-        command = (sys.executable, "-c", _EVENTS, "events", *words)
+        command = (sys.executable, "-c", _EVENTS, *words)
         started.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
         return started[-1]
 

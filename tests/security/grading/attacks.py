@@ -96,7 +96,7 @@ class Range:
         """What `megaflow regrade latest` says."""
         self.patch.setattr("app.client.load", lambda: self.settings)
         cli = typer.Typer()
-        regrade.register(cli)
+        cli.command()(regrade.regrade)
         done = CliRunner().invoke(cli, ["latest", *arguments, "--json"], catch_exceptions=False)
         return dict(json.loads(done.stdout[done.stdout.index("{\n") :]))  # behind the log's lines
 
