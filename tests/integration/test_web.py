@@ -692,3 +692,27 @@ def test_names_and_numbers_beyond_all_bounds_are_refused_in_words(web: Web) -> N
     with web.user() as client:
         assert client.get(f"/runs/{run.run_id}/at/{'9' * 30}/1").status_code == 404
         assert client.get(f"/runs/{run.run_id}/at/0/{'9' * 5000}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        7, [], {"agent": None}, {"agent": {"rows": 7, "marks": [[]]}},
+        {"agent": {"rows": [[1], "x", [None, 1, 1], [-1, 1e300, "x"]]}},
+        {"agent": {"since": "x", "rows": [[1, True, None]], "marks": [["x", 1], 7]}},
+    ],
+)  # fmt: skip
+def test_samples_of_another_shape_are_left_out(web: Web, samples: object) -> None:
+    path = _with_samples(web, samples)
+    with web.user() as client:
+        found = client.get(path)
+        assert (found.status_code, "uPlot" in found.text) == (200, False)
+
+
+def test_commands_of_another_shape_are_left_out(web: Web) -> None:
+    rows = [[0, 1, "agent", "", "ls"], [2, 1, "agent", "", "x"], [0, 1e99, "a", "", "x"], "row", [0, 1, None, "", "x"]]
+    header = json.loads(HEADER) | {"commands": rows}
+    path = _with(web, "terminal", json.dumps(header).encode() + b'\n[0, "o", "hello"]\n')
+    with web.user() as client:
+        found = client.get(f"{path}/terminal").text
+        assert (found.count("/terminal?at="), "data-recording" in found) == (1, True)

@@ -23,7 +23,7 @@ from app.web.calls import WebCall
 from app.web.pages.page import Pages
 from app.web.pages.rendering import PageView
 from app.web.pages.step_diffs import diffs_after, final_patch
-from app.web.pages.usage import limits_met, usage_charts
+from app.web.pages.usage import limits_met, mapping_of, number_of, usage_charts
 from app.workers.usage_samples import EVERY_S
 
 pages = Pages()
@@ -271,7 +271,7 @@ def step_of(step: Mapping[str, Any]) -> dict[str, Any]:
         "observed": _observed(step),
         "prompt_tokens": metrics.get("prompt_tokens"),
         "completion_tokens": metrics.get("completion_tokens"),
-        "cost_usd": cost if isinstance(cost := metrics.get("cost_usd"), int | float) else None,
+        "cost_usd": number_of(metrics.get("cost_usd")),
         "policy_version": str(extra.get("policy_version") or ""),
         "copied": bool(step.get("is_copied_context")),
         "marks": [name for name in ("scripted", "cut", "recovered", "joined") if extra.get(name)],
@@ -326,8 +326,3 @@ def _text(value: Any) -> str:
 
 def _list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else ()
-
-
-def mapping_of(value: Any) -> Mapping[str, Any]:
-    """Returns a mapping as it is, and an empty one for anything else."""
-    return value if isinstance(value, Mapping) else {}

@@ -6,6 +6,7 @@ from typing import Any
 
 from app.errors import ArtifactMissing, SpecInvalid
 from app.models.outcome import ArtifactKind
+from app.models.states import AttemptState
 from app.web import recordings
 from app.web.api.attempts import artifact_of
 from app.web.calls import WebCall
@@ -18,6 +19,12 @@ pages = Pages()
 
 _MOST_ROWS = 500
 """Most commands that are listed."""
+_NO_STATE = {
+    AttemptState.LOST: "the attempt's worker was lost before it wrote one",
+    AttemptState.INTERRUPTED: "the attempt was interrupted before its worker wrote one",
+    AttemptState.DISPATCHED: "the attempt has not begun",
+    AttemptState.RUNNING: "it is written when the agent has ended",
+}
 
 
 @pages.get("/attempts/{attempt}/terminal")
@@ -32,7 +39,8 @@ def terminal(call: WebCall) -> PageView:
         artifact = artifact_of(call, place.attempt_id, ArtifactKind.TERMINAL.value)
         recording = recordings.read_recording(read_whole(call, artifact, recordings.MOST_BYTES))
     except ArtifactMissing as error:
-        problem = f"There is no recording: {error}; it is written when the agent has ended."
+        left = next((one.missing for one in record.artifacts if one.kind is ArtifactKind.TERMINAL), None)
+        problem = f"There is no recording: {left or _NO_STATE.get(record.state, str(error))}."
     except SpecInvalid as error:
         problem = str(error)
     values: dict[str, Any] = {

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+_MOST_ROWS = 8000
 _HEADROOM = 1.1
 _MARKS = {"killed": "killed for memory", "throttled": "held up by its limit of processors"}
 
@@ -19,7 +20,8 @@ class UsageChart:
     drawn: Mapping[str, Any]
 
 
-class _Samples(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Samples:
     """Samples of one environment, in seconds since the timeline's begin: (second, MiB, processors), and marks."""
 
     name: str
@@ -41,10 +43,10 @@ def usage_charts(environment: Mapping[str, Any], begin_s: float, seconds: float)
 
     begin_s: begin of the timeline, since 1970. seconds: its length.
     """
-    samples = list(_read(environment, begin_s, seconds))
-    memory_bytes = environment.get("memory", {}).get("limit_bytes")
+    samples = [_read(*one, begin_s, seconds) for one in mapping_of(environment.get("samples")).items()]
+    memory_bytes = number_of(mapping_of(environment.get("memory")).get("limit_bytes"))
     memory = None if memory_bytes is None else memory_bytes / (1 << 20)
-    cpus = environment.get("cpu", {}).get("limit")
+    cpus = number_of(mapping_of(environment.get("cpu")).get("limit"))
     quantities = (
         _Quantity("Memory", 1, "MiB", memory, "killed", "killed for memory"),
         _Quantity("Processors", 2, "in use", cpus, "throttled", "held up by its limit"),
@@ -55,9 +57,9 @@ def usage_charts(environment: Mapping[str, Any], begin_s: float, seconds: float)
 
 def limits_met(environment: Mapping[str, Any], begin_s: float, seconds: float) -> Iterator[tuple[float, str]]:
     """Yields when the attempt's own limits delayed it or ended a process: seconds since its begin, and the event."""
-    for samples in _read(environment, begin_s, seconds):
-        for second, mark in samples.marks:
-            yield second, f"{samples.name}: {_MARKS[mark]}"
+    for name, samples in mapping_of(environment.get("samples")).items():
+        for second, mark in _read(name, samples, begin_s, seconds).marks:
+            yield second, f"{name}: {_MARKS.get(mark, mark)}"
 
 
 def _chart(quantity: _Quantity, samples: Sequence[_Samples], seconds: float) -> UsageChart | None:
@@ -79,13 +81,40 @@ def _chart(quantity: _Quantity, samples: Sequence[_Samples], seconds: float) -> 
     )
 
 
-def _read(environment: Mapping[str, Any], begin_s: float, seconds: float) -> Iterator[_Samples]:
-    """Yields what the worker sampled , kept within the timeline even if clocks differed."""
-    for name, samples in environment.get("samples", {}).items():
-        offset_s = samples["since"] - begin_s
+def _read(name: str, one: Any, begin_s: float, seconds: float) -> _Samples:
+    """Reads the samples of one environment; leaves out anything malformed."""
+    samples = mapping_of(one)
+    offset_s = (number_of(samples.get("since")) or 0.0) - begin_s
 
-        def within(second: float, offset_s: float = offset_s) -> float:
-            return min(max(0.0, round(second + offset_s, 1)), seconds)
+    def within(second: float) -> float:
+        return min(max(0.0, round(second + offset_s, 1)), seconds)
 
-        rows = [(within(second), memory, cores) for second, memory, cores in samples["rows"]]
-        yield _Samples(name, rows, [(within(second), mark) for second, mark in samples["marks"]])
+    rows = [
+        (within(second), memory, cores) for second, memory, cores in _numbers(samples.get("rows")) if second is not None
+    ]
+    marks = [
+        (within(float(mark[0])), str(mark[1]))
+        for mark in _list(samples.get("marks"))
+        if isinstance(mark, list) and len(mark) == 2 and number_of(mark[0]) is not None
+    ]
+    return _Samples(name, sorted(rows, key=lambda row: row[0]), marks)
+
+
+def _numbers(rows: Any) -> Iterator[tuple[float | None, float | None, float | None]]:
+    for row in _list(rows):
+        if isinstance(row, list) and len(row) == 3:
+            yield number_of(row[0]), number_of(row[1]), number_of(row[2])
+
+
+def number_of(value: Any) -> float | None:
+    """Returns a number of at least 0; None for anything else."""
+    return float(value) if type(value) in (int, float) and 0 <= value < 1e15 else None
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value[:_MOST_ROWS] if isinstance(value, list) else ()
+
+
+def mapping_of(value: Any) -> Mapping[str, Any]:
+    """Returns a mapping as it is, and an empty one for anything else."""
+    return value if isinstance(value, Mapping) else {}
