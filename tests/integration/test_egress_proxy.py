@@ -203,6 +203,22 @@ def test_an_idle_tunnel_is_ended(place: Place, allow: Open, monkeypatch: pytest.
             assert far.recv(1) == b""
 
 
+def test_a_tunnel_whose_client_does_not_read_is_ended(
+    place: Place, allow: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allowlist, "IDLE_S", 0.2)
+    with listening() as server:
+        allow(f"localhost:{server.port}")
+        with place.connect(PROXY_PORT) as connection:
+            connection.sendall(b"CONNECT localhost:%d HTTP/1.1\r\nHost: x\r\n\r\n" % server.port)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+            far = server.accept()
+            far.settimeout(20)
+            with pytest.raises((BrokenPipeError, ConnectionResetError)):
+                for _ in range(1000):
+                    far.sendall(b"x" * (64 << 10))
+
+
 def test_a_request_that_trickles_is_ended(place: Place, allow: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_proxy, "HEADERS_S", 0.3)
     allow("index.test")

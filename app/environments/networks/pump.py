@@ -22,8 +22,8 @@ def pump(inside: socket.socket, outside: socket.socket, *, idle_s: float) -> Non
 
     Both sockets are left shut. Raises: OSError: a connection broke.
     """
-    inside.settimeout(None)
-    outside.settimeout(None)
+    inside.settimeout(idle_s)  # one that does not read is as idle as one that does not write
+    outside.settimeout(idle_s)
     clock = _IdleClock(idle_s)
 
     def outwards() -> None:
