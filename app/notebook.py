@@ -29,7 +29,8 @@ def frame_of(results: Iterable[TaskResult]) -> pandas.DataFrame:
     except ModuleNotFoundError:
         raise DependencyMissing("expected the extra `notebook`, found no pandas; pip install '.[notebook]'") from None
     frame = pandas.DataFrame.from_records([_row(one) for one in results])
-    return frame.astype({"reward": "float64", **{f"{step}_s": "float64" for step in STEPS}})
+    numbers = ("reward", *(f"{step}_s" for step in STEPS))
+    return frame.astype({name: "float64" for name in numbers if name in frame})
 
 
 def _row(one: TaskResult) -> dict[str, Any]:

@@ -52,7 +52,6 @@ _PAGE = 1000
 """Maximum runs in one response."""
 _WAIT_S = 25.0
 """Maximum seconds after which the server answers a wait."""
-"""Timeout in seconds for the server to write a bundle, or to grade a run again."""
 _PAUSE_S = 1.0
 """Pause between two connections to an event stream, in seconds."""
 

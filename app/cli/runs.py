@@ -242,7 +242,9 @@ def retry(
     with MegaFlow() as flow:
         rows = flow.installation.results(_tasks_of(flow, run))
         moved = flow.retry([result.task_id for result in rows if result.state in chosen])
-    answer({"task_ids": moved}, f"{len(moved)} task(s) back in line", json=json)
+        left = sum(result.state in chosen for result in rows) - len(moved)
+    why = f"; {left} not: superseded, or after a task that failed, which is to be retried first" if left else ""
+    answer({"task_ids": moved}, f"{len(moved)} task(s) back in line{why}", json=json)
 
 
 def artifacts(

@@ -33,7 +33,8 @@ def find(database: Database, kind: str, name: str, *, user_name: str | None = No
     with database.begin() as connection:
         lookup = NameLookup(connection, user_name)
         target = lookup.run(name) if kind == "runs" else lookup.task(name)
-        is_other = target is None and (lookup.task(name) if kind == "runs" else lookup.run_or_none(name)) is not None
+        others = lookup.task_or_none if kind == "runs" else lookup.run_or_none
+        is_other = target is None and others(name) is not None
     if is_other and kind == "runs":
         raise UnknownName(f"{name!r} is a task, expected a run; `megaflow show {name}` names its run")
     if is_other:
@@ -68,6 +69,12 @@ class NameLookup:
     def run_or_none(self, name: str) -> UUID | None:
         try:
             return self.run(name)
+        except AmbiguousName:
+            return None
+
+    def task_or_none(self, name: str) -> UUID | None:
+        try:
+            return self.task(name)
         except AmbiguousName:
             return None
 

@@ -152,9 +152,11 @@ def retry(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
 
 _REOPEN_GROUPS = text("""
 WITH lost AS MATERIALIZED (
-    SELECT group_id FROM experience_groups WHERE state = 'lost' AND group_id IN (SELECT group_id FROM tasks
+    SELECT group_id FROM experience_groups WHERE state = 'lost' AND group_id IN (SELECT group_id FROM tasks t
         WHERE id = ANY(CAST(:ids AS uuid[])) AND state IN ('failed', 'cancelled')
-            AND end_reason IS DISTINCT FROM 'superseded') ORDER BY group_id FOR UPDATE
+            AND end_reason IS DISTINCT FROM 'superseded' AND NOT EXISTS (SELECT FROM task_dependencies d
+                JOIN tasks u ON u.id = d.on_task WHERE d.run_id = t.run_id AND u.state IN ('failed', 'cancelled')))
+    ORDER BY group_id FOR UPDATE
 )
 UPDATE experience_groups g SET state = 'open', closed_at = NULL, detail = '' FROM lost WHERE g.group_id = lost.group_id
 """)

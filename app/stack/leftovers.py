@@ -213,18 +213,25 @@ class _StillCounted(Exception):
 def _remove_network(remove: Callable[[str], object], name: str) -> bool:
     """Returns False when the engine still counts a container in it after 10 s: older engines count removed ones."""
     try:
-        retrying(_StillCounted, _PATIENCE_S)(_remove, remove, name)
+        retrying(_StillCounted, _PATIENCE_S)(_remove_uncounted, remove, name)
     except _StillCounted:
         return False
     return True
+
+
+def _remove_uncounted(remove: Callable[[str], object], name: str) -> None:
+    try:
+        _remove(remove, name)
+    except APIError as error:
+        if error.status_code == 403:
+            raise _StillCounted from error
+        raise
 
 
 def _remove(remove: Callable[[str], object], one: str) -> bool:
     try:
         remove(one)
     except APIError as error:
-        if error.status_code == 403:
-            raise _StillCounted from error
         if error.status_code not in (404, 409):  # removed already, or just being removed by another process
             raise
         return False
