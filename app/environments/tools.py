@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from app.errors import AgentUnavailable, EnvironmentFailed, SpecInvalid
+from app.host.disk import disk_named
 from app.models.spec import TOOLS_INSIDE, EnvironmentKind, EnvironmentSpec
 
 Find = Callable[[str], Path]
@@ -63,12 +64,12 @@ def versions(tools: tuple[Tool, ...]) -> dict[str, str]:
 def archived(tool: Tool, folder: str = "/") -> Iterator[BinaryIO]:
     """Yields a file with a tar of the tool, at its path below `folder` inside: bundles are too large for memory.
 
-    Raises: EnvironmentFailed: the tool cannot be read, or the disk is full.
+    Raises: EnvironmentFailed: the tool cannot be read; DiskFull.
     """
     place = PurePosixPath(tool.target).relative_to(folder)
     with tempfile.TemporaryFile() as packed:
         try:
-            with tarfile.open(fileobj=packed, mode="w") as tar:
+            with disk_named(f"pack the tool {tool.name!r}"), tarfile.open(fileobj=packed, mode="w") as tar:
                 for name in [*reversed(place.parents)][1:]:
                     parent = tarfile.TarInfo(str(name))
                     parent.type, parent.mode = tarfile.DIRTYPE, 0o755

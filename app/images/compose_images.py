@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from app.compose_file.plan import planned
+from app.host.disk import disk_named
 from app.models.spec import Bundle, EnvironmentSpec
 
 
@@ -21,7 +22,8 @@ class Parts:
         """Returns an environment for each image. Raises: SpecInvalid: its file; DiskFull; as `fetch_bundle`."""
         if spec.compose is None:
             return [spec]
-        plan = planned(spec, self._fetch_bundle, self._scratch)
+        with disk_named(f"read {spec.label}"):
+            plan = planned(spec, self._fetch_bundle, self._scratch)
         self._projects |= dict.fromkeys(plan.contexts, spec)
         return list(plan.images.values())
 

@@ -128,7 +128,7 @@ def test_a_host_without_a_runtime_is_told_what_to_install(
 def untried(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nobody had ever asked."""
     monkeypatch.setattr(probe, "_known", {})
-    for note in (settings.home / "run").glob("oci-allowed-*"):
+    for note in (settings.home / "run").glob("oci-apart-*"):
         note.unlink()
 
 

@@ -72,7 +72,7 @@ def test_where_the_kernel_cannot_translate_there_are_no_such_environments(
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(probe, "_known", {})
-    for note in (oci_settings.home / "run").glob("oci-allowed-*"):
+    for note in (oci_settings.home / "run").glob("oci-apart-*"):
         note.unlink()
     monkeypatch.setattr(kernel, "mount_for", unknown)
     assert "not implemented" in (probe.available(oci_settings) or "")

@@ -132,6 +132,7 @@ def test_every_end_that_an_adapter_may_tell_is_taken(ended: Ended, reason: EndRe
         ({"steps": 1.5}, "steps"),
         ({"usage": [1]}, "usage"),
         ({"usage": {"cost_usd": -1}}, "cost_usd"),
+        ({"usage": {"a\0": 1}}, "usage"),
         ({"usage": {"cost_usd": "1"}}, "cost_usd"),
         ({"usage": {"cost_usd": float("nan")}}, "cost_usd"),
         ({"usage": {"cost_usd": float("inf")}}, "cost_usd"),

@@ -45,6 +45,7 @@ ENDINGS: Mapping[str, EndReason] = {
 
 _LONGEST_BYTES = 1 << 20
 _DETAIL_CHARS = 2000
+_CountName = Annotated[str, Field(max_length=64, pattern=r"^[ -~]+$")]
 _Count = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]
 
 
@@ -57,7 +58,7 @@ class Result(BaseModel):
     end_reason: str
     detail: str = ""
     steps: int | None = Field(default=None, ge=0, lt=1 << 31)
-    usage: dict[str, _Count] = Field(default={}, max_length=64)
+    usage: dict[_CountName, _Count] = Field(default={}, max_length=64)
 
     @field_validator("end_reason")
     @classmethod

@@ -70,7 +70,7 @@ def _probe(home: Path) -> str | None:
         return "no OCI runtime was found; install Debian's `crun`"
     try:
         _sweep(home, runtime)
-        note = home / "run" / f"oci-allowed-{_circumstances(runtime, binary(home))}"
+        note = home / "run" / f"oci-apart-{_circumstances(runtime, binary(home))}"
         if note.exists():
             return None
         why_not = _tried(home, runtime)
