@@ -97,7 +97,7 @@ def test_a_node_that_is_taken_away_costs_an_attempt_and_no_task(stack: Stack, tm
 def test_a_controller_that_restarts_costs_nothing(stack: Stack, tmp_path: Path) -> None:
     run, _ = _running(stack, tmp_path)
     stack.cluster.stop_controller()
-    more = stack.submit(selection={"only": (TASK,)})  # nobody takes its job now
+    more = stack.submit(selection={"only": (TASK,)})  # no worker takes its job now
     time.sleep(5)
     stack.cluster.start_controller()
     assert [len(result.attempts) for result in run.results(timeout=200)] == [1]

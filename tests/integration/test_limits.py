@@ -466,7 +466,7 @@ def test_a_ledger_that_does_not_answer_is_an_infrastructure_fault_after_a_bounde
     away = Database("postgresql://postgres@/none?host=/nowhere", pooled=False)
     begun = time.monotonic()
     with pytest.raises(DatabaseUnavailable), _semaphore(away, lease_s=0.5).hold(LIMIT, 1, timeout_s=60):
-        pytest.fail("nobody gave a place")
+        pytest.fail("no semaphore gave a place")
     assert time.monotonic() - begun < 10
 
 

@@ -192,19 +192,3 @@ def test_a_task_that_loses_a_cancellation_is_cancelled_once_more() -> None:
         await asyncio.sleep(30)
 
     asyncio.run(asyncio.wait_for(_first_of(asyncio.sleep(0), goes_on()), 10))
-
-
-def test_another_sites_page_has_none(site: Site, attempt: AtWork) -> None:
-    """A browser's cookie alone does not suffice: the page's origin, and the secret of a page of ours."""
-    session, _ = users.add_token(site.database, "default", Scope.ADMINISTER, kind=TokenKind.SESSION, expires_s=600)
-    own = {"Cookie": f"megaflow_session={session}"}
-    for origin in ({}, {"Origin": "http://evil.example"}, {"Origin": site.url, "Sec_Fetch_Site": "cross-site"}):
-        assert "another site" in _refused(site, attempt, **own, **origin)
-    with _shell(site, attempt, "0" * 64, **own, Origin=site.url) as opened:
-        assert "without its secret" in _end(opened)
-    assert _trail(site, attempt) == []
-    with _shell(site, attempt, WebUser("default", frozenset(), session).csrf, **own, Origin=site.url) as opened:
-        opened.send(b"echo $((6*7))\n")
-        _until(opened, "42\r\n")
-        users.end_session(site.database, session)
-        assert "signed out" in _end(opened)

@@ -23,7 +23,7 @@ from app.settings import Settings
 from tests.waiting import eventually
 
 SECRET = "hunter2-of-the-suite"
-"""A password in the settings of every fixture (`registry_auth`): an instance gets it, and nobody else sees it."""
+"""A password in the settings of every fixture (`registry_auth`): an instance gets it, and no other reader sees it."""
 
 WORKER = """#!/bin/sh
 # Stands where a worker would: it stays until told to stop, or until a file says with which code to leave.
