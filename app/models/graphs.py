@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import ClassVar, Protocol
 from uuid import UUID
 
 from app.errors import OptionInvalid, UnknownName
@@ -24,6 +24,8 @@ UPSTREAM_NOT_SUCCEEDED = "UpstreamNotSucceeded"
 @dataclass(frozen=True, slots=True)
 class ArtifactReference:
     """An artifact of a task's last attempt, which may be in the future."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # an unknown key in a request is an error
 
     task_id: UUID
     kind: ArtifactKind

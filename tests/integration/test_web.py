@@ -358,6 +358,8 @@ def test_runs_come_after_tasks_of_the_same_user_alone(web: Web) -> None:
         later = {"after": [{"task_id": first}], "inputs": {"/in/a": {"task_id": first, "kind": "patch"}}}
         refused = alice.post("/api/v1/runs", json=asked | later)
         assert "expected tasks of user 'alice' to come after" in error_of(refused)[1]
+        named = {"inputs": {"/in/a": {"task_id": first, "kind": "patch", "mode": "0600"}}}
+        assert "mode" in error_of(bob.post("/api/v1/runs", json=asked | named))[1], "an unknown key is no input"
         made = bob.post("/api/v1/runs", json=asked | later)
         assert made.status_code == 200, made.text
         (second,) = made.json()["task_ids"]

@@ -199,6 +199,24 @@ def test_a_tree_deeper_than_anybody_can_walk_goes(home: Path) -> None:
     assert (home / "file").exists()
 
 
+def test_of_too_many_files_and_too_long_paths_the_rest_is_removed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "MOST_FILES", 30)
+    here = os.open(home, os.O_DIRECTORY)
+    for _ in range(20):  # 5,000 bytes: no program that takes whole paths could open its file
+        os.mkdir("d" * 250, dir_fd=here)
+        below = os.open("d" * 250, os.O_DIRECTORY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+    os.close(here)
+    for number in range(100):
+        (home / f"empty{number}").touch()
+    tidy(home)
+    assert len([path for path in home.rglob("*") if path.is_file()]) <= 31
+    assert max(len(str(path)) for path in home.rglob("*")) <= 3500
+    assert "too many" in (home / LEFT_OUT).read_text()
+
+
 def test_a_file_from_which_the_key_cannot_be_taken_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = "sk-0123456789-secret"
     (tmp_path / "file").write_text(key)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import shlex
 import subprocess
 import tarfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 import structlog
@@ -28,6 +29,7 @@ DEEPEST = 64
 """The deepest level of folders that is collected: some tools fail on more."""
 LEFT_OUT = "LEFT-OUT.txt"
 """File in the collected folder that only MegaFlow writes: lists the files that were too large, one per line."""
+_LONGEST_PATH = 3500  # bytes, of a path on this host; the kernel's calls take at most 4096
 _TIMEOUT_S = 120.0
 _LOOK_S = 30.0
 _NO_FOLDER = 3
@@ -157,11 +159,28 @@ def tidy(home: Path, *, most_bytes: int = MOST_BYTES) -> None:
         home.chmod(0o700)
         script = ["/bin/sh", "-c", _shrinking(str(home), most_bytes)]
         done = subprocess.run(script, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired) as error:
+        removed = _remove_surplus(home)
+    except (OSError, RecursionError, subprocess.TimeoutExpired) as error:
         _raise_if_full(error)
         log.warning("agent.home_not_tidied", folder=str(home), reason=str(error))
         return
     _note_left_out(home, done.returncode == 0, done.stdout, done.stderr)
+    if removed:
+        _note(home, f"{removed} files and folders: too many, or a path of more than {_LONGEST_PATH} bytes\n")
+
+
+def _remove_surplus(home: Path) -> int:
+    """Removes files and folders beyond `MOST_FILES` in number or `_LONGEST_PATH` in length. Returns how many."""
+    found = removed = 0
+    for folder, folders, names, descriptor in os.fwalk(home, topdown=False):
+        for remove, several in ((os.unlink, names), (os.rmdir, folders)):
+            for name in several:
+                found += 1
+                if found > MOST_FILES or len(os.fsencode(f"{folder}/{name}")) > _LONGEST_PATH:
+                    with suppress(OSError):  # a folder that holds earlier files stays
+                        remove(name, dir_fd=descriptor)
+                        removed += 1
+    return removed
 
 
 def _raise_if_full(error: Exception) -> None:
