@@ -5,12 +5,15 @@ from __future__ import annotations
 import json as json_lines
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import takewhile
 from typing import Annotated
 
 import typer
 
+from app.cli.orderly import interrupt_sets
 from app.cli.show import Json, answer, clock, listing, say
 from app.client import MegaFlow
 from app.ledger import webhooks as kept
@@ -39,17 +42,18 @@ def events(
     kind: Kinds = None,
 ) -> None:
     """Print events, one JSON object per line. Each has its position: pass it to `--from` to go on after it."""
-    with MegaFlow() as flow:
+    stop = threading.Event()
+    with MegaFlow() as flow, suppress(KeyboardInterrupt), interrupt_sets(stop):
         stream = flow.events(
             begin or ("now" if follow else "start"),
             follow=follow,
             kinds=kind or (),
             run_id=None if run is None else flow.installation.find_run(run),
             task_id=None if task is None else flow.installation.find_task(task),
+            stop=stop,
             outage=lambda error: say(f"{error}; waiting for it"),
         )
-        with suppress(KeyboardInterrupt):
-            _print(stream)
+        _print(takewhile(lambda _: not stop.is_set(), stream))
 
 
 def _print(found: Iterator[StreamedEvent]) -> None:

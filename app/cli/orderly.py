@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -26,6 +27,24 @@ def ending_in_order(*numbers: signal.Signals) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interrupt_sets(stop: threading.Event) -> Iterator[None]:
+    """Makes the first SIGINT in the block set `stop`. An exception could get lost in the middle of a statement.
+
+    The second SIGINT raises KeyboardInterrupt. Works in the main thread only.
+    """
+
+    def leave(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Thread(target=stop.set, daemon=True).start()  # this thread may hold the event's lock
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def ignore(*numbers: signal.Signals) -> None:

@@ -50,7 +50,11 @@ class _BoundedConnection(psycopg.Connection[Any]):
     answer_s = ANSWER_S
 
     def wait(self, gen: Any, *args: Any, **named: Any) -> Any:
-        return super().wait(self._bounded(gen), *args, **named)
+        try:
+            return super().wait(self._bounded(gen), *args, **named)
+        except KeyboardInterrupt:
+            self.pgconn.finish()  # in the middle of a statement, clean-up would fail and hide the interrupt
+            raise
 
     def _bounded(self, gen: Any) -> Any:
         give_up = time.monotonic() + self.answer_s

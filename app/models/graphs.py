@@ -25,10 +25,9 @@ UPSTREAM_NOT_SUCCEEDED = "UpstreamNotSucceeded"
 class ArtifactReference:
     """An artifact of a task's last attempt, which may be in the future."""
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}  # an unknown key in a request is an error
-
     task_id: UUID
     kind: ArtifactKind
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # an unknown key in a request is an error
 
     @classmethod
     def of(cls, task_id: UUID, kind: ArtifactKind | str) -> ArtifactReference:

@@ -7,9 +7,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from uuid import uuid4
 
 import kombu.exceptions
@@ -300,9 +298,7 @@ def test_without_a_wait_a_host_is_out_whatever_it_locks_and_the_keys_of_all_are_
 ) -> None:
     settings = settings.model_copy(update={"registry_auth": SecretStr("USER:PASSWORD")})
     _join(settings, database)
-    monkeypatch.setattr(
-        "app.client.MegaFlow", lambda: nullcontext(SimpleNamespace(settings=settings, database=database))
-    )
+    monkeypatch.setattr("app.client.load", lambda: settings)
     with _as_host(settings, _account(database, "machine")) as connection:
         connection.execute("BEGIN")
         connection.execute("LOCK TABLE hosts, tasks")

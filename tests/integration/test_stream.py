@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any
 from uuid import UUID, uuid4
@@ -180,6 +180,26 @@ def test_the_command_prints_lines_from_whose_positions_it_can_go_on(
     assert found[0]["task_id"] == str(task)
     out, err = command("--from", found[1]["position"], "--kind", "attempt.").communicate(timeout=20)
     assert [json.loads(line)["data"]["number"] for line in out.splitlines()] == [4], err
+
+
+def test_an_interrupt_in_the_middle_of_a_statement_stays_one(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(database, 1)  # leaves a pooled connection, which is asked whether it lives before its next use
+    with closing(database.raw()) as connection:
+        kind = type(connection)
+    bounded = kind._bounded
+
+    def interrupted(self: object, statement: object) -> Iterator[object]:
+        for step in bounded(self, statement):
+            yield step
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(kind, "_bounded", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stream.now(database)
+    monkeypatch.undo()
+    assert stream.now(database)
 
 
 def test_a_follower_ends_cleanly_when_interrupted(
