@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -319,7 +318,7 @@ class MegaFlow:
 
     def wait_any(self, task_ids: Iterable[UUID], timeout: float | None = None) -> list[UUID]:
         """Blocks until one of the tasks has ended; returns those that have, or none after `timeout` seconds."""
-        return self.installation.wait_any(set(task_ids), timeout)
+        return next(self.installation.completions(set(task_ids), timeout), [])
 
     def close(self) -> None:
         """Closes the connections. Accepted tasks go on."""
@@ -416,15 +415,12 @@ def as_completed(handles: Iterable[Handle], timeout: float | None = None) -> Ite
     Raises: WaitTimeout when `timeout` seconds have passed before the last.
     """
     left = {handle.task_id: handle for handle in handles}
-    until = None if timeout is None else time.monotonic() + timeout
-    while left:
+    if left:
         flow = next(iter(left.values())).flow
-        patience = None if until is None else max(0.0, until - time.monotonic())
-        ended = flow.wait_any(left, patience)
-        if not ended:
-            raise WaitTimeout(f"{len(left)} tasks had not ended after {timeout} s; they go on")
-        for task_id in ended:
-            yield left.pop(task_id)
+        for ended in flow.installation.completions(set(left), timeout):
+            yield from map(left.pop, ended)
+    if left:
+        raise WaitTimeout(f"{len(left)} tasks had not ended after {timeout} s; they go on")
 
 
 def _purpose(given: Purpose | str) -> Purpose:

@@ -185,9 +185,9 @@ class LedgerInstallation:
             raise ArtifactMissing(f"the artifact {artifact.kind.value} of {attempt_id} has no bytes")
         return self.store.get(artifact.key)
 
-    def wait_any(self, task_ids: set[UUID], timeout: float | None) -> list[UUID]:
-        """Waits until a task has ended; returns the ended ones, none after `timeout` seconds."""
-        return self._outcomes.wait_any(task_ids, timeout)
+    def completions(self, task_ids: set[UUID], timeout: float | None) -> Iterator[list[UUID]]:
+        """Yields tasks when they have ended, until all have or `timeout` seconds have passed."""
+        return self._outcomes.completions(task_ids, timeout)
 
     def cancel(self, task_ids: Sequence[UUID]) -> None:
         """Cancels tasks; running ones are asked to stop."""

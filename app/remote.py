@@ -149,16 +149,16 @@ class RemoteInstallation:
     def content(self, attempt_id: UUID, artifact: Artifact) -> bytes:
         return self.server.ask(Ask("GET", f"/attempts/{attempt_id}/artifacts/{artifact.kind.value}")).content
 
-    def wait_any(self, task_ids: set[UUID], timeout: float | None) -> list[UUID]:
-        if not task_ids:
-            return []
-        until = None if timeout is None else time.monotonic() + timeout
-        ids = sorted(task_ids)
-        while True:
-            left_s = _WAIT_S if until is None else max(0.0, min(_WAIT_S, until - time.monotonic()))
-            ended = [one for part in _parts(ids, _IDS * 10) for one in self._ended(part, left_s, until)]
-            if ended or (until is not None and time.monotonic() >= until):
-                return ended
+    def completions(self, task_ids: set[UUID], timeout: float | None) -> Iterator[list[UUID]]:
+        until, left = None if timeout is None else time.monotonic() + timeout, set(task_ids)
+        while left:
+            wait_s = _WAIT_S if until is None else max(0.0, min(_WAIT_S, until - time.monotonic()))
+            ended = [one for part in _parts(sorted(left), _IDS * 10) for one in self._ended(part, wait_s, until)]
+            if ended:
+                left.difference_update(ended)
+                yield ended
+            elif until is not None and time.monotonic() >= until:
+                return
 
     def _ended(self, task_ids: Sequence[UUID], wait_s: float, until: float | None) -> list[UUID]:
         body = {"task_ids": task_ids, "timeout_s": wait_s}

@@ -31,10 +31,7 @@ def ending_in_order(*numbers: signal.Signals) -> Iterator[None]:
 
 @contextmanager
 def interrupt_sets(stop: threading.Event) -> Iterator[None]:
-    """Makes the first SIGINT in the block set `stop`. An exception could get lost in the middle of a statement.
-
-    The second SIGINT raises KeyboardInterrupt. Works in the main thread only.
-    """
+    """Makes the first SIGINT in the block set `stop`, as an exception could get lost, and the second one raise."""
 
     def leave(*_: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from uuid import UUID
 
 from app.errors import DatabaseUnavailable
@@ -26,22 +26,32 @@ class Outcomes:
         self._thread: threading.Thread | None = None
         self._closing = False
 
-    def wait_any(self, ids: set[UUID], timeout_s: float | None) -> list[UUID]:
-        ended = results.ended(self._database, list(ids))
-        if ended or not ids:
-            return ended
-        self._enter(ids)
+    def completions(self, ids: set[UUID], timeout_s: float | None) -> Iterator[list[UUID]]:
+        """Yields tasks when they have ended, until all have or `timeout_s` has passed; reads each task a few times."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        left = set(ids)
+        if ended := set(results.ended(self._database, list(left))):
+            left -= ended
+            yield list(ended)
+        if not left:
+            return
+        self._enter(left)
         try:
             # Read again, now that the listener runs: an end since the first read is not missed.
-            ended = results.ended(self._database, list(ids))
-            return ended or self._sleep(ids, timeout_s)
+            ended = set(results.ended(self._database, list(left))) or self._sleep(left, until)
+            while ended:
+                self._leave(ended)
+                left -= ended
+                yield list(ended)
+                ended = self._sleep(left, until) if left else set()
         finally:
-            self._leave(ids)
+            self._leave(left)
 
-    def _sleep(self, ids: set[UUID], timeout_s: float | None) -> list[UUID]:
+    def _sleep(self, ids: set[UUID], until: float | None) -> set[UUID]:
+        left_s = None if until is None else max(0.0, until - time.monotonic())
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or bool(ids & self._ended), timeout_s)
-            return list(ids & self._ended)
+            self._changed.wait_for(lambda: self._closing or not ids.isdisjoint(self._ended), left_s)
+            return ids & self._ended
 
     def _enter(self, ids: set[UUID]) -> None:
         with self._changed:

@@ -79,7 +79,7 @@ def test_waiting_asks_no_longer_than_its_timeout() -> None:
     with answering(_json(b"502", b"<html>")) as (server, _):
         begun = time.monotonic()
         with pytest.raises(ServerUnavailable):
-            RemoteInstallation(server.url, "token", patience_s=60).wait_any({uuid4()}, 0.1)
+            list(RemoteInstallation(server.url, "token", patience_s=60).completions({uuid4()}, 0.1))
     assert time.monotonic() - begun < 3
 
 
