@@ -43,7 +43,7 @@ def add(
     answer({"name": name, "cron": cron, "tasks": tasks, "next": f"{due_at:%Y-%m-%d %H:%M}"}, text, json=json)
 
 
-_COLUMNS = ("name", "cron", "dataset", "agent", "misfire", "next", "last", "last_run", "last_failure")
+_COLUMNS = ("name", "cron", "next", "dataset", "agent", "last_run", "last", "last_failure", "misfire")
 
 
 @schedule.command(name="list")
@@ -55,8 +55,8 @@ def list_(json: Json = False) -> None:
     lines: list[dict[str, Any]] = []
     for row in rows:
         upcoming, last = f"{check_cron(row.cron, now):%Y-%m-%d %H:%M}", row.last_due_at and str(row.last_due_at)
-        values = (row.name, row.cron, row.dataset, row.submission["agent"], row.misfire, upcoming, last)
-        lines.append(dict(zip(_COLUMNS, (*values, row.last_run, row.last_failure), strict=True)))
+        values = (row.name, row.cron, upcoming, row.dataset, row.submission["agent"], row.last_run, last)
+        lines.append(dict(zip(_COLUMNS, (*values, row.last_failure, row.misfire), strict=True)))
     listing(lines, {name: partial(_cell, name) for name in _COLUMNS}, json=json)
 
 
