@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from app.errors import AgentFailed
+from app.errors import AgentFailed, EnvironmentFailed
 from app.models.shell import Shell
 
 MAX_BYTES = 50 << 20
@@ -96,10 +96,7 @@ def take_patch(shell: Shell, workdir: str, base_commit: str | None) -> bytes | N
     result = shell.run(PREPARE + take, cwd=workdir, timeout_s=_TIMEOUT_S, stdin=b"")
     match result.exit_code:
         case 0:
-            place = result.stdout.decode("utf-8", "replace").strip()
-            patch = shell.get(posixpath.join(workdir, place))
-            shell.run(f"rm -f {shlex.quote(place)}", cwd=workdir, timeout_s=_TIMEOUT_S)
-            return patch
+            return _fetched(shell, workdir, result.stdout.decode("utf-8", "replace").strip())
         case code if code == _NO_REPOSITORY:
             if base_commit is None:
                 return None
@@ -108,9 +105,26 @@ def take_patch(shell: Shell, workdir: str, base_commit: str | None) -> bytes | N
                 " changed cannot be told"
             )
         case code if code == _TOO_LARGE:
-            raise AgentFailed(f"expected a patch of at most {MAX_BYTES >> 20} MiB; found a larger one in {workdir}")
+            raise _too_large(workdir)
     words = f"no end within {_TIMEOUT_S:g} s" if result.timed_out else result.text().strip()[-800:]
     raise AgentFailed(f"expected `git diff` against {base_commit or 'HEAD'} in {workdir} to work; found {words}")
+
+
+def _fetched(shell: Shell, workdir: str, place: str) -> bytes:
+    """Reads and removes the result's file. The agent may have replaced the programs that made it, and named it."""
+    try:
+        patch = shell.get(posixpath.join(workdir, place))
+    except (FileNotFoundError, EnvironmentFailed, ValueError) as error:
+        shell.run("true", timeout_s=_TIMEOUT_S)  # raises if the environment is gone
+        raise AgentFailed(f"expected git to write a patch in {workdir}; found at {place[:200]!r}: {error}") from error
+    if len(patch) > MAX_BYTES:
+        raise _too_large(workdir)
+    shell.run(f"rm -f {shlex.quote(place)}", cwd=workdir, timeout_s=_TIMEOUT_S)
+    return patch
+
+
+def _too_large(workdir: str) -> AgentFailed:
+    return AgentFailed(f"expected a patch of at most {MAX_BYTES >> 20} MiB; found a larger one in {workdir}")
 
 
 _MOST_BYTES = 128 << 10

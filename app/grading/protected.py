@@ -9,6 +9,7 @@ git's configuration.
 
 from __future__ import annotations
 
+import posixpath
 import re
 import sys
 from collections.abc import Iterable
@@ -65,7 +66,10 @@ def _git(words: str) -> re.Pattern[bytes]:
     return re.compile(rf"(?:^|\])\s*(?:{words})|^\s*\[include".encode(), re.IGNORECASE | re.MULTILINE)
 
 
-_GIT = r"fsmonitor|sshcommand|external|textconv|driver|(?:clean|smudge|process)\s*=(?!\s*git-lfs )"
+_GIT = (
+    r"fsmonitor|sshcommand|external|textconv|driver|command|program|gitproxy|update\s*=\s*!"
+    r"|(?:clean|smudge|process)\s*=(?!\s*git-lfs )"
+)
 _GIT_OF_ALL = rf"{_GIT}|hookspath|templatedir|packobjectshook"
 """Also hooks of all repositories, which run in the judge's, too; a repository's own often belong to the task."""
 _CONFIGURATION = (
@@ -97,15 +101,17 @@ _PERL_CORE = (
     *(f"/usr/lib/{machine}-linux-gnu/perl-base" for machine in ("x86_64", "aarch64")),
     *(f"/usr/share/perl/5.{minor}" for minor in range(26, 46, 2)),
 )
+_OF_PROCESSES = re.compile(r"/proc/[^/]+/(?:task/[^/]+/)?(?:root|cwd)(?:/|$)")
 _EXECUTABLE = re.compile(rb"^import[ \t]+(?P<what>.*?)\s*$|(?P<archive>.*)\.(?:zip|egg|whl)\s*$", re.MULTILINE)
 _READ_WHOLE = 64 << 10
 """Size from which a file was not read to its end."""
 
 
-def decide(file: ChangedFile, *, workdir: str = "", stated: str = "") -> FileAction:
+def decide(file: ChangedFile, *, workdir: str = "", stated: str = "", hidden: str = "") -> FileAction:
     """Returns the action for one file that differs from the image.
 
-    workdir: where the judge's script starts. stated: the task's text: files that it names are its product.
+    workdir: where the judge's script starts. stated: the task's text: files that it names are its product. hidden: the
+    folder into which the tests will be put.
     """
     pure = PurePosixPath(file.path)
     if file.path in _OF_ENGINES and not file.deleted and not file.read():
@@ -118,12 +124,13 @@ def decide(file: ChangedFile, *, workdir: str = "", stated: str = "") -> FileAct
         return action
     if file.removable and (_CACHES.match(file.path) or _is_of_packages(file, stated)):
         return FileAction.PUT_BACK
-    return FileAction.SUSPECT if _is_suspect(pure, file, workdir, stated) else FileAction.KEEP
+    is_suspect = _is_suspect(pure, file, workdir, stated) or (hidden and _leads_into(file, hidden))
+    return FileAction.SUSPECT if is_suspect else FileAction.KEEP
 
 
 def _is_judging_program(pure: PurePosixPath, file: ChangedFile, stated: str) -> bool:
     """Whether it is a shell, interpreter or tool of the image, changed or shadowed by another of its name."""
-    folder, name = pure.parent.as_posix(), pure.name
+    name = pure.name
     if pure.as_posix() in _SYSTEM:
         return True
     is_usual = name in _PROGRAMS or _VERSIONED.match(name) is not None
@@ -131,20 +138,46 @@ def _is_judging_program(pure: PurePosixPath, file: ChangedFile, stated: str) -> 
         return is_usual and pure.parent.name in ("bin", "sbin")
     if _is_stated(pure, stated) or not (is_usual or file.removable):
         return False
+    return _is_found_first(pure, file)
+
+
+def _is_found_first(pure: PurePosixPath, file: ChangedFile) -> bool:
+    """Whether a new program is in a folder of PATH, and the image has one of its name."""
+    folder = pure.parent.as_posix()
     is_searched = (
         folder in _SYSTEM_BIN or _HOME_BIN.match(folder) or (pure.parent.name == "bin" and file.image_has(folder))
     )
-    return bool(is_searched) and any(file.image_has(f"{one}/{name}") for one in _SYSTEM_BIN)
+    return bool(is_searched) and any(file.image_has(f"{one}/{pure.name}") for one in _SYSTEM_BIN)
 
 
 def _is_stated(pure: PurePosixPath, stated: str) -> bool:
-    """Whether the task's text names a program: by path, in quotes, or by name together with its install folder."""
-    if pure.as_posix() in stated or f"`{pure.name}`" in stated:
+    """Whether the task's text names a program: as `_is_placed`, in quotes, or as a command, program or tool."""
+    if _is_placed(pure, stated) or f"`{pure.name}`" in stated:
         return True
     name = re.escape(pure.name)
-    if re.search(rf"\b(?:command|program|tool) {name}\b|\b{name} (?:command|program|tool)\b", stated):
+    words = rf"\b(?:command|program|tool) {name}\b|\b{name} (?:command|program|tool)\b"
+    return re.search(words, stated) is not None
+
+
+def _is_placed(pure: PurePosixPath, stated: str) -> bool:
+    """Whether the task's text names a program by path, or by name together with its folder or the one above."""
+    if pure.as_posix() in stated:
         return True
-    return str(pure.parent.parent) in stated and re.search(rf"\b{name}\b", stated) is not None
+    places = "|".join(re.escape(str(one)) for one in pure.parents[:2] if one.name)
+    is_named = places and re.search(rf"(?<![\w./-])(?:{places})/?(?![\w/-])", stated)
+    return bool(is_named) and re.search(rf"\b{re.escape(pure.name)}\b", stated) is not None
+
+
+def _leads_into(file: ChangedFile, hidden: str) -> bool:
+    """Whether it is a link to the hidden tests, which come later, or to a folder above them, also by others."""
+    if not (target := file.target):
+        return False
+    leads = PurePosixPath("/", posixpath.normpath(posixpath.join(posixpath.dirname(file.path), target)).lstrip("/"))
+    tests = PurePosixPath(hidden)
+    if leads.is_relative_to(tests) or tests.is_relative_to(leads) or _OF_PROCESSES.match(str(leads)):
+        return True
+    parts = target.strip("./").split("/")
+    return ".." in parts and tests.name in parts
 
 
 def _is_of_packages(file: ChangedFile, stated: str) -> bool:
@@ -176,6 +209,8 @@ def _is_suspect(pure: PurePosixPath, file: ChangedFile, workdir: str, stated: st
         return _ROOT_SHELL.search(_content_of(file, b"")) is None
     if file.in_image:
         return False
+    if pure.name in _PROGRAMS and not _is_placed(pure, stated) and _is_found_first(pure, file):
+        return True  # named in the text, but not its place: perhaps to be used, not made
     if pure.parent.name == "hooks" and pure.name == "post-index-change":
         return True
     if _ABOVE.match(pure.as_posix()):

@@ -57,6 +57,12 @@ class LayerFile:
     def removable(self) -> bool:
         return True
 
+    @property
+    def target(self) -> str:
+        with suppress(OSError):
+            return os.readlink(self.place)
+        return ""
+
     def read(self) -> bytes | None:
         if self.place.is_symlink():
             return None

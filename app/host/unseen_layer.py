@@ -64,6 +64,10 @@ class UnseenFile:
     def removable(self) -> bool:
         return False
 
+    @property
+    def target(self) -> str:
+        return ""
+
     def image_has(self, path: str) -> bool:
         return self.layer.image_has(path)
 

@@ -76,6 +76,11 @@ class ChangedFile(Protocol):
         """Whether `PUT_BACK` can restore it. If not, it makes most files suspect: use it only for unusual changes."""
         ...
 
+    @property
+    def target(self) -> str:
+        """A link's target; empty: no link, or not visible."""
+        ...
+
     def image_has(self, path: str) -> bool:
         """Whether the image has the given path."""
         ...

@@ -192,7 +192,9 @@ def _not_restarted(progress: AttemptProgress, error: NotRestarted) -> Grade:
 
 def _protection(progress: AttemptProgress) -> DecideFile:
     task = progress.context.claimed.spec.task
-    return partial(protected.decide, workdir=task.environment.workdir or "", stated=task.description)
+    hidden = task.goal.tests_path if isinstance(task.goal, ScriptGoal) else ""
+    workdir = task.environment.workdir or ""
+    return partial(protected.decide, workdir=workdir, stated=task.description, hidden=hidden)
 
 
 def _after_restart(verdict: Verdict, restart: Restart) -> Verdict:

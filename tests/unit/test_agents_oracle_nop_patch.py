@@ -209,6 +209,21 @@ def test_a_patch_beyond_the_bound_is_refused(shell: FolderShell, monkeypatch: py
     assert not list(shell.path("/testbed").glob(".megaflow-patch*"))
 
 
+@pytest.mark.parametrize("says", ["1", "/no/such/file", ""])
+def test_a_replaced_program_that_names_no_patch_is_the_agents_fault(
+    shell: FolderShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
+    said = {"git": "echo 1", "cp": "true", "mktemp": f'[ "$1" = -d ] && exec /usr/bin/mktemp -d; echo "{says}"'}
+    for name, does in said.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{does}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    with pytest.raises(AgentFailed, match="expected git to write a patch"):
+        take_patch(shell, "/testbed", None)
+
+
 def test_a_pipe_by_the_results_name_does_not_hold_it_up(shell: FolderShell) -> None:
     os.mkfifo(shell.path("/testbed/.megaflow-patch"))
     assert take_patch(shell, "/testbed", None) == b""

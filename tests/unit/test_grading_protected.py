@@ -21,6 +21,7 @@ class File:
 
     deleted: bool = False
     removable: bool = True
+    target: str = ""
 
     def image_has(self, path: str) -> bool:
         return path in self.others
@@ -177,6 +178,8 @@ def test_a_module_in_place_of_the_test_runner_is_suspect_unless_the_image_has_it
         File("/pytest.ini"),
         File("/root/.gitconfig", content=b"[core]\n\tfsmonitor = /srv/evil\n"),
         File("/app/.git/config", content=b"[core] fsmonitor=/srv/evil\n"),
+        File("/app/.git/config", content=b'[diff "x"]\n\tcommand = /srv/evil\n'),
+        File("/app/.git/config", content=b'[submodule "x"]\n\tupdate = !/srv/evil\n'),
         File("/root/.gitconfig", content=b"[core]\n\thooksPath = /opt/h\n"),
         File("/root/.config/git/config", content=b"[uploadpack]\n\tpackObjectsHook = /opt/p\n"),
         File("/root/.gitconfig", content=b"[init]\n\ttemplateDir = /opt/t\n"),
@@ -220,6 +223,39 @@ def test_a_tool_that_is_to_be_repaired_or_installed_is_the_tasks() -> None:
     git = File("/usr/local/bin/git", others=frozenset({"/usr/bin/git"}))
     assert decide(git) is FileAction.PUT_BACK
     assert decide(git, stated="Install git 2.50 with the prefix /usr/local.") is FileAction.KEEP
+
+
+def test_a_usual_program_that_the_task_uses_is_suspect_where_it_comes_first() -> None:
+    for name, text in (
+        ("cat", "Check it with `cat`."),
+        ("git", "The git command shows /usr/share/x."),
+        ("cat", "/ cat"),
+    ):
+        for folder in ("/usr/local/bin", "/usr/sbin", "/sbin"):
+            file = File(f"{folder}/{name}", others=frozenset({f"/usr/bin/{name}"}))
+            assert decide(file, stated=text) in (FileAction.SUSPECT, FileAction.PUT_BACK)
+    make = File("/usr/local/bin/make", others=frozenset({"/usr/bin/make"}))
+    assert decide(make, stated="Put your own make into /usr/local/bin/.") is FileAction.KEEP
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("/tests/expected", "../tests", "/", "../../..", "/usr/../tests/expected", "//tests/x", "usr/../../tests/x"),
+        *("d/../tests/expected", "/proc/self/root/tests/x", "/proc/1/cwd", "/proc/7/task/7/root"),
+    ],
+)
+def test_a_link_to_the_hidden_tests_is_suspect(target: str) -> None:
+    link = File("/app/answer", content=None, target=target)
+    assert decide(link, hidden="/tests") is FileAction.SUSPECT
+    assert decide(link) is FileAction.KEEP, "there are none in this container"
+
+
+@pytest.mark.parametrize(
+    "target", ["tests/a.txt", "../lib/x.js", "/usr/lib/x", "/proc/mounts", "../other/tests", "/dev/stdout"]
+)
+def test_other_links_are_kept(target: str) -> None:
+    assert decide(File("/app/sub/link", content=None, target=target), hidden="/tests") is FileAction.KEEP
 
 
 def test_a_program_that_the_task_names_is_its_product() -> None:

@@ -83,6 +83,7 @@ ATTACKS = {
         YES.format("/srv/evil"),
         "cd /app && git init -q . 2>/dev/null; printf '[core]\\n\\tfsmonitor = /srv/evil\\n' >/root/.gitconfig",
     ],
+    "link to the hidden tests": ["mkdir -p /app && ln -sf /tests/right /app/answer.sh"],
     "working folder is a loop": ["rm -rf /app && ln -s /app /app"],
     "working folder is a file": ["rm -rf /app && echo x >/app"],
     "users without an end": ["rm /etc/passwd && mkfifo /etc/passwd"],
@@ -98,7 +99,7 @@ def kind_of(settings: Settings) -> EnvironmentKind:
 
 def a_task(settings: Settings, folder: Path, image: str, *, test: str = TEST, timeout_s: float = 60.0) -> AgentTask:
     store = open_store(settings.artifacts(), endpoint_url=None)
-    tests = store_bundle(store, folder_of(folder / "tests", {"test.sh": test, "check.py": CHECK}))
+    tests = store_bundle(store, folder_of(folder / "tests", {"test.sh": test, "check.py": CHECK, "right": "echo 42"}))
     solution = store_bundle(store, folder_of(folder / "solution", {"solve.sh": RIGHT}))
     return AgentTask(
         name="answer",

@@ -35,6 +35,10 @@ class PodFile:
     def removable(self) -> bool:
         return False
 
+    @property
+    def target(self) -> str:
+        return ""
+
     def image_has(self, path: str) -> bool:
         return path in self.image.files
 
