@@ -82,7 +82,7 @@ def _write_page(html: Path, made: Report, found: TranscriptReport | None) -> Non
     say(f"written to {html}")
 
 
-_ALLOWED = "image, limits, resources, agent, prompt or grader: compare although it differs; may be repeated."
+_ALLOWED = "image, limits, resources, agent, prompt, tests or grader: compare although it differs; may be repeated."
 
 
 def compare(

@@ -10,7 +10,7 @@ from app.evaluation.report import BASELINES, groups_of, slice_of, versions
 from app.evaluation.statistics import PairedDifference, Rate
 from app.ledger.report_rows import ReportRow
 
-SAME = ("image", "limits", "resources", "agent", "prompt", "grader")
+SAME = ("image", "limits", "resources", "agent", "prompt", "tests", "grader")
 """Versions that must be alike for a difference to come from the model, unless one of them is what is compared."""
 
 

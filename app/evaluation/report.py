@@ -238,22 +238,25 @@ def language(row: ReportRow) -> str:
     return str(name) if name else "unknown"
 
 
-_VERSIONS = ("image", "agent", "model", "prompt", "grader", "limits", "resources", "reward range")
+_VERSIONS = ("image", "agent", "model", "prompt", "tests", "grader", "limits", "resources", "reward range")
 
 
 def versions(rows: Iterable[ReportRow]) -> dict[str, tuple[str, ...]]:
     """Returns the versions that the figures depend on, each once. Images are identified by content.
 
     A prompt is the input that an agent had besides its own: its arguments, and the texts of all tasks, each by digest.
+    Tests are the goals of all tasks, by digest.
     """
     result: dict[str, set[str]] = {name: set() for name in _VERSIONS}
     texts: set[tuple[str, str]] = set()
+    goals: dict[str, dict[str, Any]] = {}
     for row in rows:
         spec, task = row.spec, row.spec["task"]
         result["image"].add(str(row.environment.get("image_id") or task["environment"].get("image") or "unknown"))
         result["agent"].add(f"{row.agent} {row.environment.get('agent_version') or 'unknown'}")
         result["model"].add(_model(spec.get("model")))
         texts.add((row.name, task["description"]))
+        goals[row.name] = {name: value for name, value in task["goal"].items() if value}
         if given := spec.get("agent_args"):
             result["prompt"].add(f"{', '.join(sorted(given))} {_digest(sorted(given.items()))}")
         if row.verdict.get("grader") or (row.verdict and not str(row.verdict.get("detail")).startswith(BROKE_GRADING)):
@@ -265,6 +268,7 @@ def versions(rows: Iterable[ReportRow]) -> dict[str, tuple[str, ...]]:
         result["reward range"].add(_reward_range(task["goal"]))
     if texts:
         result["prompt"].add(f"texts of tasks {_digest(sorted(texts))}")
+        result["tests"].add(f"of tasks {_digest(sorted(goals.items()))}")
     return {name: tuple(sorted(values or {"unknown"})) for name, values in result.items()}
 
 

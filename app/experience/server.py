@@ -69,8 +69,8 @@ _NAMES: TypeAdapter[str] = TypeAdapter(Name)
 class BatchRequest(Wire):
     consumer: Name
     groups: int = Field(ge=1, le=MOST_GROUPS, strict=True)
-    wait_s: float = Field(default=0.0, ge=0, le=MOST_WAIT_S)
-    max_staleness: int | None = Field(default=None, ge=0, le=1_000_000)
+    wait_s: float = Field(default=0.0, ge=0, le=MOST_WAIT_S, strict=True)
+    max_staleness: int | None = Field(default=None, ge=0, le=1_000_000, strict=True)
 
 
 class VersionRequest(Wire):

@@ -101,6 +101,17 @@ _PERL_CORE = (
     *(f"/usr/lib/{machine}-linux-gnu/perl-base" for machine in ("x86_64", "aarch64")),
     *(f"/usr/share/perl/5.{minor}" for minor in range(26, 46, 2)),
 )
+_HOOKS = frozenset(
+    {
+        *("applypatch-msg", "pre-applypatch", "post-applypatch", "pre-commit", "pre-merge-commit", "post-merge"),
+        *("prepare-commit-msg", "commit-msg", "post-commit", "pre-rebase", "post-checkout", "pre-push", "update"),
+        *("pre-receive", "proc-receive", "post-receive", "post-update", "push-to-checkout", "pre-auto-gc"),
+        *("reference-transaction", "post-rewrite", "fsmonitor-watchman", "post-index-change"),
+    }
+)
+_IS_TEMPLATE = re.compile(r"^/usr/(?:local/)?share/git-core/")
+_SILENT_HOOKS = ("post-index-change", "reference-transaction")
+"""Hooks that git runs where a script only looks: hardly a task's product."""
 _OF_PROCESSES = re.compile(r"/proc/[^/]+/(?:task/[^/]+/)?(?:root|cwd)(?:/|$)")
 _EXECUTABLE = re.compile(rb"^import[ \t]+(?P<what>.*?)\s*$|(?P<archive>.*)\.(?:zip|egg|whl)\s*$", re.MULTILINE)
 _READ_WHOLE = 64 << 10
@@ -211,8 +222,8 @@ def _is_suspect(pure: PurePosixPath, file: ChangedFile, workdir: str, stated: st
         return False
     if pure.name in _PROGRAMS and not _is_placed(pure, stated) and _is_found_first(pure, file):
         return True  # named in the text, but not its place: perhaps to be used, not made
-    if pure.parent.name == "hooks" and pure.name == "post-index-change":
-        return True
+    if pure.parent.name == "hooks" and pure.name in _HOOKS:
+        return "hook" not in stated.lower() or _IS_TEMPLATE.match(file.path) is not None or pure.name in _SILENT_HOOKS
     if _ABOVE.match(pure.as_posix()):
         return True
     module = module_of(pure).name

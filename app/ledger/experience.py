@@ -82,15 +82,19 @@ class ExperienceCounts:
     lost: int = 0
 
 
+_MOST_NAME = 200
+
+
 def publish(database: Database, policy: str, version: str, weights: str | None = None) -> int:
     """Records a version, which is not live yet; returns its number. Publishing it again gives the same number.
 
     weights: path on its inference servers, from which they can load the version again.
 
-    Raises: SampleRefused: its name is empty, it was refused before, or a newer one is live; DatabaseUnavailable.
+    Raises: SampleRefused: its name cannot be shown, it was refused before, or a newer one is live; DatabaseUnavailable.
     """
-    if not version.strip():
-        raise SampleRefused(f"expected a version's name that is not empty, found {version!r}; nothing was changed")
+    if not version.strip() or not version.isprintable() or len(version) > _MOST_NAME:
+        expected = f"a version's name of 1 to {_MOST_NAME} characters that can be shown"
+        raise SampleRefused(f"expected {expected}, found {version[:_MOST_NAME]!r}; nothing was changed")
     with database.begin() as connection:
         values = {"policy": policy, "version": version, "weights": weights}
         sql(connection, "SELECT pg_advisory_xact_lock(hashtextextended('policy:' || :policy, 0))", values)
@@ -353,13 +357,15 @@ def _lapse(connection: Connection, run_id: UUID) -> None:
 
 
 def renew(database: Database, lease_id: UUID, *, lease_s: float) -> None:
-    """Extends a lease to `lease_s` seconds from now. Raises: SampleRefused: it has lapsed, is committed or unknown."""
-    renewed = database.sql(
-        "UPDATE experience_leases SET expires_at = clock_timestamp() + make_interval(secs => :lease_s)"
-        " WHERE id = :lease AND state = 'open' RETURNING 1",
+    """Extends a lease to `lease_s` seconds from now. Raises: UnknownName; SampleRefused: it is no longer open."""
+    states = database.sql(
+        "UPDATE experience_leases SET expires_at = CASE WHEN state = 'open' THEN clock_timestamp()"
+        " + make_interval(secs => :lease_s) ELSE expires_at END WHERE id = :lease RETURNING state",
         {"lease": lease_id, "lease_s": lease_s},
-    ).first()
-    if renewed is None:
+    )
+    if (state := states.scalar()) is None:
+        raise UnknownName(f"unknown lease {lease_id}")
+    if state != "open":
         raise SampleRefused(f"expected an open lease, found that {lease_id} has lapsed or is committed")
 
 

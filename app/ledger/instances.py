@@ -281,9 +281,9 @@ def least_busy(connection: Connection, mode: InstanceMode, resource_class: str, 
 def failing(connection: Connection, in_a_row: int) -> list[UUID]:
     """Returns ready pool instances whose last `in_a_row` attempts, of several tasks, all failed through the instance.
 
-    A model that does not answer, a ledger too slow for leases, and a grader's failure are not the instance's fault.
+    A model that does not answer, a ledger too slow for leases, and a failed grading are not the instance's fault.
     """
-    reasons = [EndReason.ENVIRONMENT_ERROR.value, EndReason.GRADING_ERROR.value, EndReason.INFRASTRUCTURE.value]
+    reasons = [EndReason.ENVIRONMENT_ERROR.value, EndReason.INFRASTRUCTURE.value]
     rows = sql(
         connection,
         "SELECT i.id FROM instances i CROSS JOIN LATERAL (SELECT count(*) AS n,"

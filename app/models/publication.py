@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -24,7 +24,9 @@ class OnNewWeights(StrEnum):
 class ProbeSequence(Wire):
     """Token ids, and each token's log-probability given the tokens before it; the first has none."""
 
-    token_ids: list[int] = Field(min_length=LEAST_PROBE, max_length=32_768)
+    token_ids: list[Annotated[int, Field(ge=0, lt=1 << 31, strict=True)]] = Field(
+        min_length=LEAST_PROBE, max_length=32_768
+    )
     logprobs: list[float | None]
 
     @model_validator(mode="after")

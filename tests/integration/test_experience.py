@@ -245,6 +245,9 @@ def test_versions_do_not_go_back_and_a_refused_one_stays_refused(database: Datab
     experience.settle(database, "policy", "v3", refused="its probe differs by 0.5")
     with pytest.raises(SampleRefused, match="refused before"):
         experience.publish(database, "policy", "v3")
+    for name in (" ", "v\x01", "v" * 201):
+        with pytest.raises(SampleRefused, match="characters that can be shown"):
+            experience.publish(database, "policy", name)
 
 
 @pytest.mark.parametrize(("scripted", "reason"), [(True, "answered by a script"), (False, "")])

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgpack
 import pytest
@@ -147,11 +147,12 @@ def test_what_is_wrong_is_refused_by_name(server: Server, database: Database, st
     path = f"/runs/{run_id}/batches"
     good = json.dumps({"consumer": "t", "groups": 1}).encode()
     assert server.status(path, "another", good) == 401
-    wrong = (b'{"consumer": "t", "groups": 0}', b'{"consumer": "\\u0000", "groups": 1}')
+    wrong = (b'{"consumer": "t", "groups": 1, "wait_s": "5"}', b'{"consumer": "\\u0000", "groups": 1}')
     for body in (b"", b"[]", b'{"consumer": "t"}', *wrong):
         assert server.status(path, TOKEN, body) == 400, body
     assert server.status(path, TOKEN, b"x" * 100_000) == 413
     assert server.status("/leases/nonsense/commit", TOKEN, b'{"version": "v"}') == 404
+    assert server.status(f"/leases/{uuid4()}/renew", TOKEN) == 404
     assert server.status("/nothing", TOKEN) == 404
     with pytest.raises(UnknownName, match="no run feeds it"):
         _client(server, run_id, policy="unknown").publish("v1")

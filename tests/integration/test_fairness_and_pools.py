@@ -168,8 +168,9 @@ def test_a_draining_instance_takes_nothing_new_and_is_replaced(
 
 def test_an_instance_on_which_task_after_task_fails_is_found(database: Database) -> None:
     instance = ready_instance(database)
-    dispatched(database, accepted(database, 4))
-    for number, reason in enumerate([EndReason.SUBMITTED, *[EndReason.ENVIRONMENT_ERROR] * 3]):
+    dispatched(database, accepted(database, 7))
+    of_tasks = [EndReason.SUBMITTED, *[EndReason.GRADING_ERROR] * 3]
+    for number, reason in enumerate([*of_tasks, *[EndReason.ENVIRONMENT_ERROR] * 3]):
         with database.begin() as connection:
             assert instances.failing(connection, 3) == [], number
         claim = attempts.claim_any(database, instance, lease_s=30)

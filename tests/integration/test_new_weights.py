@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from app.errors import LimitInvalid, SampleRefused, UnknownName
 from app.ledger import experience, model_replicas
@@ -194,3 +195,9 @@ async def test_what_cannot_be_published_changes_nothing(make_settings: MakeSetti
         assert not engine.updates
         versions = {"v1": "live", "v2": "published", "v3": "live", "v4": "refused"}
         assert _states(g) == (versions, [("v3", "active")])
+
+
+@pytest.mark.parametrize("token_id", [-1, 1 << 31, 10**30, True, "5"])
+def test_a_probe_has_token_ids_that_a_vocabulary_can_have(token_id: object) -> None:
+    with pytest.raises(ValidationError, match="token_ids"):
+        ProbeSequence.model_validate({"token_ids": [*IDS[:-1], token_id], "logprobs": a_probe(1.0).logprobs})

@@ -348,6 +348,9 @@ def test_nobody_submits_on_anothers_account(web: Web) -> None:
         made = bob.post("/api/v1/runs", json={"tasks": [task], "agent": "nop"})
         assert made.status_code == 200, made.text
         assert bob.get(f"/api/v1/runs/{made.json()['run_id']}").json()["user_name"] == "bob"
+        submission = {"dataset": "demo", "agent": "nop", "user_name": "default"}
+        refused = bob.post("/api/v1/runs", json={"submission": submission})
+        assert (refused.status_code, "only an administrator" in error_of(refused)[1]) == (422, True)
     assert [one.user_name for one in users.actions(web.database)] == ["bob"]
 
 

@@ -238,6 +238,17 @@ def test_a_usual_program_that_the_task_uses_is_suspect_where_it_comes_first() ->
     assert decide(make, stated="Put your own make into /usr/local/bin/.") is FileAction.KEEP
 
 
+def test_a_hook_is_suspect_unless_the_task_is_about_hooks() -> None:
+    for place in ("/app/.git/hooks/post-checkout", "/usr/share/git-core/templates/hooks/post-checkout"):
+        assert decide(File(place)) is FileAction.SUSPECT
+    asked = "Install a pre-commit hook."
+    assert decide(File("/app/.git/hooks/pre-commit"), stated=asked) is FileAction.KEEP
+    assert decide(File("/app/.git/hooks/pre-commit.sample")) is FileAction.KEEP
+    assert decide(File("/app/src/hooks/useState.ts")) is FileAction.KEEP
+    assert decide(File("/app/.git/hooks/post-index-change"), stated=asked) is FileAction.SUSPECT
+    assert decide(File("/usr/share/git-core/templates/hooks/update"), stated=asked) is FileAction.SUSPECT
+
+
 @pytest.mark.parametrize(
     "target",
     [

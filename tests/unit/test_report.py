@@ -178,6 +178,13 @@ def test_runs_with_other_prompts_are_compared_only_when_asked() -> None:
         assert "prompt" in compare(first, [row("a", spec=other)], allow=["prompt"]).differs
 
 
+def test_runs_with_other_tests_of_the_same_tasks_are_compared_only_when_asked() -> None:
+    other = SPEC | {"task": SPEC["task"] | {"goal": SPEC["task"]["goal"] | {"command": "sh /tests/easier.sh"}}}
+    with pytest.raises(ReportRefused, match=r"tests: of tasks sha256:.*--allow tests"):
+        compare([row("a")], [row("a", spec=other)])
+    assert compare([row("a")], [row("a", spec=other), row("b", spec=other)], allow=["tests"]).tasks == 1
+
+
 def test_a_run_of_several_agents_is_not_compared() -> None:
     several = [row("a"), row("a", 0.0, agent="claude-code"), row("a", agent="oracle")]
     for pair, which in (((several, [row("a")]), "first"), (([row("a")], several), "second")):

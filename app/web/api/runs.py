@@ -177,7 +177,7 @@ def submit_run(call: WebCall) -> AcceptedRun:
     """Submits a dataset by its name, or tasks inline, as one run: all tasks or none."""
     body = call.body
     if isinstance(body, DatasetRun):
-        user = _user(call, body.submission.user_name if body.submission.user_name != "default" else "")
+        user = _user(call, body.submission.user_name if "user_name" in body.submission.model_fields_set else "")
         refuse_priority(call, body.submission.priority)
         submission = permitted(call, body.submission).model_copy(update={"user_name": user})
         run = call.flow.submit(submission, idempotency_key=body.idempotency_key, after=body.after)
