@@ -149,10 +149,10 @@ def _is_judging_program(pure: PurePosixPath, file: ChangedFile, stated: str) -> 
         return is_usual and pure.parent.name in ("bin", "sbin")
     if _is_stated(pure, stated) or not (is_usual or file.removable):
         return False
-    return _is_found_first(pure, file)
+    return _comes_earlier(pure, file)
 
 
-def _is_found_first(pure: PurePosixPath, file: ChangedFile) -> bool:
+def _comes_earlier(pure: PurePosixPath, file: ChangedFile) -> bool:
     """Whether a new program is in a folder of PATH, and the image has one of its name."""
     folder = pure.parent.as_posix()
     is_searched = (
@@ -220,7 +220,7 @@ def _is_suspect(pure: PurePosixPath, file: ChangedFile, workdir: str, stated: st
         return _ROOT_SHELL.search(_content_of(file, b"")) is None
     if file.in_image:
         return False
-    if pure.name in _PROGRAMS and not _is_placed(pure, stated) and _is_found_first(pure, file):
+    if pure.name in _PROGRAMS and not _is_placed(pure, stated) and _comes_earlier(pure, file):
         return True  # named in the text, but not its place: perhaps to be used, not made
     if pure.parent.name == "hooks" and pure.name in _HOOKS:
         return "hook" not in stated.lower() or _IS_TEMPLATE.match(file.path) is not None or pure.name in _SILENT_HOOKS
