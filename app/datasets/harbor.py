@@ -6,6 +6,7 @@ with several services), tests/test.sh and solution/solve.sh. Unsupported feature
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -61,7 +62,7 @@ def _task(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
     with place.named():
         config = read_config(folder, place, strict=reading.strict)
         return AgentTask(
-            name=folder.resolve().name,
+            name=os.path.basename(os.path.abspath(folder)),  # a link's own name
             dataset=dataset.resolve().name,
             description=_instruction(folder),
             environment=_environment(folder, config, reading, place),

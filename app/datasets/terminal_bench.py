@@ -7,6 +7,7 @@ environment reads the summary, so one kind of goal serves both formats.
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -79,7 +80,7 @@ def _task(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
             raise DatasetInvalid(f"{folder / 'run-tests.sh'}: expected a file of that name; found none")
         policies = policies_of(values.get(KEY), place, without=("reward_range",))  # its harness gives 0 or 1
         return AgentTask(
-            name=folder.resolve().name,
+            name=os.path.basename(os.path.abspath(folder)),  # a link's own name
             dataset=dataset.resolve().name,
             description=config.instruction,
             environment=_environment(folder, reading, place, policies),

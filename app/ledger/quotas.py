@@ -118,7 +118,7 @@ def set_quota(database: Database, user_name: str, **changes: Any) -> Quota:
 
     Raises: LimitInvalid: nothing was changed.
     """
-    if not user_name or len(user_name) > 200:
+    if not user_name.strip() or not user_name.isprintable() or len(user_name) > 200:
         raise LimitInvalid(f"expected the name of a user, or `*` for all others, found {user_name!r}")
     values = checked(QuotaChanges, changes, f"quota of {user_name!r}").model_dump(exclude_unset=True)
     if not values:

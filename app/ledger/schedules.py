@@ -39,7 +39,9 @@ class Schedule:
 
 
 def add(database: Database, *, name: str, cron: str, dataset: str, submission: dict[str, Any], misfire: str) -> UUID:
-    """Raises: SpecInvalid: the name is taken."""
+    """Raises: SpecInvalid: the name is taken, or empty."""
+    if not name.strip():
+        raise SpecInvalid(f"expected a schedule's name, found {name!r}")
     schedule_id = uuids.uuid7()
     values = {"id": schedule_id, "name": name, "cron": cron, "dataset": dataset, "submission": submission}
     statement = insert(ScheduleRow).values(**values, misfire=misfire, settled_until=func.clock_timestamp())

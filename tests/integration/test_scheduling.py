@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 
 from app.control.calendar import Calendar
-from app.errors import InstanceFailed, LaunchUnclear
-from app.ledger import attempts, classes, ends, instances, results, schedules
+from app.errors import InstanceFailed, LaunchUnclear, LimitInvalid, SpecInvalid
+from app.ledger import attempts, classes, ends, instances, quotas, results, schedules
 from app.ledger.admission import QueuedMessage
 from app.ledger.database import Database, Leadership
 from app.models.endings import EndReason, RetryPolicy
@@ -256,6 +256,14 @@ def _due_schedule(database: Database, *, misfire: str = "skip", since_s: float =
 
 def _on_the_minute() -> datetime:
     return datetime.now(UTC).replace(second=2, microsecond=0)
+
+
+def test_names_that_cannot_be_shown_are_refused(database: Database) -> None:
+    with pytest.raises(SpecInvalid, match="expected a schedule's name"):
+        schedules.add(database, name=" ", cron="* * * * *", dataset="demo", submission={}, misfire="skip")
+    for name in (" ", "a\x1b[31m"):
+        with pytest.raises(LimitInvalid, match="expected the name of a user"):
+            quotas.set_quota(database, name, pending=1)
 
 
 def test_each_due_time_fires_once_however_many_beats_tick(database: Database, settings: Settings) -> None:

@@ -247,6 +247,12 @@ def test_a_missing_part_of_a_folder_is_named(tmp_path: Path, gone: str) -> None:
         load(str(folder), reading())
 
 
+def test_a_linked_folder_is_a_task_by_its_own_name(tmp_path: Path) -> None:
+    harbor(tmp_path / "d" / "a")
+    (tmp_path / "d" / "b").symlink_to("a")
+    assert [task.name for task in load(str(tmp_path / "d"), reading())] == ["a", "b"]
+
+
 def test_a_list_of_hosts_is_a_network_by_policy(tmp_path: Path) -> None:
     folder = harbor(tmp_path / "a", '[environment]\nallowed_hosts = ["example.org", "*.example.com:8443"]\n')
     (task,) = load(str(folder), reading())
