@@ -67,7 +67,7 @@ def _git(words: str) -> re.Pattern[bytes]:
 
 
 _GIT = (
-    r"fsmonitor|sshcommand|external|textconv|driver|command|program|gitproxy|update\s*=\s*!"
+    r"fsmonitor|sshcommand|external|textconv|driver|(?:command|program|gitproxy)\s*=|update\s*=\s*!"
     r"|(?:clean|smudge|process)\s*=(?!\s*git-lfs )"
 )
 _GIT_OF_ALL = rf"{_GIT}|hookspath|templatedir|packobjectshook"

@@ -238,6 +238,11 @@ def test_a_usual_program_that_the_task_uses_is_suspect_where_it_comes_first() ->
     assert decide(make, stated="Put your own make into /usr/local/bin/.") is FileAction.KEEP
 
 
+def test_a_configuration_that_is_not_gits_is_kept() -> None:
+    for content in (b"users:\n- user:\n    exec:\n      command: aws\n", b"Host x\n  ProxyCommand nc %h\n"):
+        assert decide(File("/root/.kube/config", content=content)) is FileAction.KEEP
+
+
 def test_a_hook_is_suspect_unless_the_task_is_about_hooks() -> None:
     for place in ("/app/.git/hooks/post-checkout", "/usr/share/git-core/templates/hooks/post-checkout"):
         assert decide(File(place)) is FileAction.SUSPECT
