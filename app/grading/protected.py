@@ -144,12 +144,16 @@ def _is_judging_program(pure: PurePosixPath, file: ChangedFile, stated: str) -> 
     name = pure.name
     if pure.as_posix() in _SYSTEM:
         return True
-    is_usual = name in _PROGRAMS or _VERSIONED.match(name) is not None
+    is_usual = _is_usual(name)
     if file.in_image:
         return is_usual and pure.parent.name in ("bin", "sbin")
     if _is_stated(pure, stated) or not (is_usual or file.removable):
         return False
     return _comes_earlier(pure, file)
+
+
+def _is_usual(name: str) -> bool:
+    return name in _PROGRAMS or _VERSIONED.match(name) is not None
 
 
 def _comes_earlier(pure: PurePosixPath, file: ChangedFile) -> bool:
@@ -220,7 +224,7 @@ def _is_suspect(pure: PurePosixPath, file: ChangedFile, workdir: str, stated: st
         return _ROOT_SHELL.search(_content_of(file, b"")) is None
     if file.in_image:
         return False
-    if pure.name in _PROGRAMS and not _is_placed(pure, stated) and _comes_earlier(pure, file):
+    if _is_usual(pure.name) and not _is_placed(pure, stated) and _comes_earlier(pure, file):
         return True  # named in the text, but not its place: perhaps to be used, not made
     if pure.parent.name == "hooks" and pure.name in _HOOKS:
         return "hook" not in stated.lower() or _IS_TEMPLATE.match(file.path) is not None or pure.name in _SILENT_HOOKS
