@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from contextlib import suppress
 
 import psutil
@@ -14,7 +15,7 @@ from tests.chaos.fixture import Fixture
 from tests.chaos.programs import wait_for
 from tests.chaos.work import Work
 
-_PATIENT = {"lease_s": 90.0, "persistent_instances": 0}
+_PATIENT = {"lease_s": 90.0, "persistent_instances": 0, "persistent_slots": 4}
 """No lease lapses within the case."""
 _POOL = (sys.executable, "-m", "megaflow", "worker", "persistent", "--slots", "4")
 
@@ -29,6 +30,7 @@ def host_taken_away(fixture: Fixture) -> None:
     ready = "SELECT count(*) FROM instances WHERE provider = 'static' AND state = 'ready'"
     if not wait_for(lambda: fixture.rows(ready)[0][0] == 2, 60):
         raise RuntimeError("the pools did not become ready")
+    time.sleep(4)  # a connection that the control worker never saw is missed only with the lease
     fixture.submit(6, mode=Mode.PERSISTENT, work=Work(seconds=4.0), name="p", exclusive=True)
     pid = fixture.programs.pids["pool-1"]
     mine = (
