@@ -189,33 +189,31 @@ def test_what_no_proxy_can_serve_gets_an_answer_and_nothing_else(
     assert say(place, text)[0] == status
 
 
-def test_an_idle_tunnel_is_ended(place: Place, allow: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tunnel(place: Place, allow: Open, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of an open tunnel, with a short limit of idleness: the client's and the server's."""
     monkeypatch.setattr(allowlist, "IDLE_S", 0.2)
     with listening() as server:
         allow(f"localhost:{server.port}")
         with place.connect(PROXY_PORT) as connection:
             connection.sendall(b"CONNECT localhost:%d HTTP/1.1\r\nHost: x\r\n\r\n" % server.port)
             assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
-            far = server.accept()
-            begun = time.monotonic()
-            assert connection.recv(1) == b""
-            assert time.monotonic() - begun >= 0.1
-            assert far.recv(1) == b""
+            yield connection, server.accept()
 
 
-def test_a_tunnel_whose_client_does_not_read_is_ended(
-    place: Place, allow: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(allowlist, "IDLE_S", 0.2)
-    with listening() as server:
-        allow(f"localhost:{server.port}")
-        with place.connect(PROXY_PORT) as connection:
-            connection.sendall(b"CONNECT localhost:%d HTTP/1.1\r\nHost: x\r\n\r\n" % server.port)
-            assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
-            far = server.accept()
-            far.settimeout(20)
-            with pytest.raises((BrokenPipeError, ConnectionResetError)):
-                far.sendall(b"x" * (64 << 20))
+def test_an_idle_tunnel_is_ended(tunnel: tuple[socket.socket, socket.socket]) -> None:
+    connection, far = tunnel
+    begun = time.monotonic()
+    assert connection.recv(1) == b""
+    assert time.monotonic() - begun >= 0.1
+    assert far.recv(1) == b""
+
+
+def test_a_tunnel_whose_client_does_not_read_is_ended(tunnel: tuple[socket.socket, socket.socket]) -> None:
+    _, far = tunnel
+    far.settimeout(20)
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        far.sendall(b"x" * (64 << 20))
 
 
 def test_a_request_that_trickles_is_ended(place: Place, allow: Open, monkeypatch: pytest.MonkeyPatch) -> None:
